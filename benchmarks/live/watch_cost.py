@@ -88,6 +88,9 @@ class Controls:
     def mark(self) -> float:
         return self.ms
 
+    def copied_bytes(self) -> int:
+        return 0
+
     def between_ms(self, start: float, end: float) -> float:
         return end - start
 

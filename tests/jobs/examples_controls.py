@@ -66,6 +66,9 @@ class VirtualControls:
     def mark(self) -> float:
         return self.seconds
 
+    def copied_bytes(self) -> int:
+        return 0
+
     def between_ms(self, start: float, end: float) -> float:
         return 1e3 * (end - start)
 

@@ -86,6 +86,9 @@ class FakeControls:
     def mark(self) -> float:
         return time.perf_counter() if "REAL" in os.environ else seconds
 
+    def copied_bytes(self) -> int:
+        return 0
+
     def between_ms(self, start: float, end: float) -> float:
         return 1e3 * (end - start)
 

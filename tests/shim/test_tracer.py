@@ -665,3 +665,29 @@ tell(tracer.stop())
     )
     assert found == pytest.approx(true, rel=0.05)  # 12% without probes
     assert 3 <= result["counters"]["probes"] <= 20
+
+
+def test_bytes_copied_from_the_host_are_counted_for_live_tuning(program):
+    done = program("""
+    from tracer_driver import *
+    from weft.shim import binding
+    copied = binding.copied_bytes()
+    launch(kernel("gemm"))
+    copy("cuMemcpyHtoDAsync_v2", 0x20000, 0x100, 40_000, 0x10)
+    copy("cuMemcpyHtoDAsync_v2_ptsz", 0x20000, 0x100, 2_000, 0x10)
+    copy("cuMemcpyDtoHAsync_v2", 0x100, 0x20000, 10_000, 0x10)
+    copy("cuMemcpyDtoDAsync_v2", 0x9000000, 0x20000, 20_000, 0x10)
+    assert copied() == 42_000
+    """)
+    assert done.stats["copied_bytes"] == 42_000
+
+
+def test_a_copy_that_fails_and_copies_before_the_first_launch_are_passed_on(program):
+    done = program("""
+    from tracer_driver import *
+    copy("cuMemcpyHtoDAsync_v2", 0x20000, 0x100, 40_000, 0x10)
+    launch(kernel("gemm"))
+    fail("cuMemcpyHtoDAsync_v2", 1, 719)
+    assert copy("cuMemcpyHtoDAsync_v2", 0x20000, 0x100, 3_000, 0x10) == 719
+    """)
+    assert done.stats["copied_bytes"] == 0

@@ -68,8 +68,12 @@ class SimulatedJob:
         paused_ms = 0.0 if trial.light or self._decided else self._meeting_ms
         self._decided = max(0, self._decided - 1) if self._decided else len(trial.then)
         self.clock_ms += paused_ms
-        mean_ms = sum(self.step(trial.policy) for _ in range(trial.steps)) / trial.steps
-        return Sample(mean_ms, facts=FACTS if trial.learn else None, paused_ms=paused_ms)
+        times, copied = [], []
+        for _ in range(trial.steps):
+            times.append(self.step(trial.policy))
+            copied.append(getattr(self._times, "copied", ())[: 1 if trial.light else None])
+        facts, means = FACTS if trial.learn else None, tuple(map(fmean, zip(*copied, strict=True)))
+        return Sample(sum(times) / trial.steps, facts=facts, paused_ms=paused_ms, copied=means)
 
 
 def searched(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from live_inputs import adaptive, attention, between, inputs, log_normal, longer_later, misleading
 from live_machines import (
     Times,
     clock_levels,
@@ -118,4 +119,28 @@ def _of_the_clock() -> Iterator[tuple[str, Kind]]:
 
 
 CLOCKED: dict[str, Kind] = dict(_of_the_clock())
-JOBS: dict[str, Kind] = {**{name: Kind(multiplied(noise)) for name, noise in KINDS.items()}, **CLOCKED}
+SIZED: dict[str, Kind] = {
+    "inputs 0.8 to 1.2": Kind(inputs(between(0.8, 1.2))),
+    "inputs 0.8 to 1.2, 3%": Kind(inputs(between(0.8, 1.2), sigma=0.03)),
+    "inputs 0.5 to 1.5, attention": Kind(inputs(between(0.5, 1.5), attention)),
+    "inputs 0.5 to 1.5, half of the step": Kind(inputs(between(0.5, 1.5), lambda length: 0.5 + 0.5 * length)),
+    "inputs of four kinds": Kind(inputs(lambda r, number: r.choice((0.7, 0.9, 1.0, 1.6)), sigma=0.003)),
+    "inputs one step ahead": Kind(inputs(between(0.8, 1.2), ahead=True)),
+    "inputs, log-normal": Kind(inputs(log_normal)),
+    "inputs of 4 ranks": Kind(inputs(between(0.6, 1.4), ranks=4)),
+    "inputs, 5 ms": Kind(inputs(between(0.8, 1.2)), 5),
+}
+"""Steps whose inputs vary in length, as their copies from the host tell."""
+UNTOLD: dict[str, Kind] = {
+    "inputs, twice as long later": Kind(inputs(longer_later)),
+    "copies that explain nothing": Kind(misleading(by_time=False)),
+    "copies that follow the time": Kind(misleading(by_time=True)),
+    "inputs by the time before": Kind(adaptive),
+}
+"""Copies from the host that mislead, or change later."""
+JOBS: dict[str, Kind] = {
+    **{name: Kind(multiplied(noise)) for name, noise in KINDS.items()},
+    **CLOCKED,
+    **SIZED,
+    **UNTOLD,
+}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from live_jobs import lived, tuned
-from live_kinds import CLOCKED, JOBS, Kind
+from live_kinds import CLOCKED, JOBS, SIZED, Kind
 from live_machines import multiplied
 from live_noise import pattern
 
@@ -39,6 +39,13 @@ def test_a_gain_of_5_percent_is_found_and_its_interval_holds_it(kind, share):
 @pytest.mark.parametrize("kind", ["every 4 steps +50%", "cycle 1, 1, 2, 2", "every 6 steps +5%"])
 def test_a_cycle_of_the_job_does_not_hide_a_gain(kind):
     assert sum(tuned(JOBS[kind], seed, 0.05).kept for seed in range(20)) >= 16
+
+
+@pytest.mark.parametrize("kind", SIZED)
+def test_a_gain_is_found_where_inputs_vary_by_much_more(kind):
+    found = [outcome for seed in range(20) if (outcome := tuned(SIZED[kind], seed, 0.05)).kept]
+    assert len(found) >= 17
+    assert sum(outcome.ci_pct[0] <= 5 <= outcome.ci_pct[1] for outcome in found) >= 0.8 * len(found)
 
 
 def test_a_cycle_of_two_blocks_does_not_spoil_the_interval():

@@ -218,7 +218,7 @@ def test_a_plan_in_which_the_program_paused_is_measured_again():
         outcome, record = paused(job, {first})
         assert outcome.policy.max_ctas == 16
         assert not any(one.problem for one in outcome.tried)
-        repeated = sum(purpose == "pause" for *_, purpose in record.steps)
+        repeated = sum(step.purpose == "pause" for step in record.steps)
         assert repeated > 0
         assert record.number == outcome.steps + outcome.warm_up_steps == job.steps
         assert outcome.cost_ms < 9000.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -217,6 +218,12 @@ def test_each_step_counts_by_its_slowest_rank_and_a_problem_of_one_is_a_problem_
     assert [(one.ms, one.problem) for one in slowest(reports)] == [(30.0, "stalled"), (40.0, "stalled")]
 
 
+def test_what_each_rank_copied_goes_with_the_step():
+    reports = [{"ms": [10.0, 40.0], "copied": [1, 2]}, {"ms": [30.0, 20.0], "copied": [3, 4]}]
+    assert [one.copied for one in slowest(reports)] == [(1, 3), (2, 4)]
+    assert [one.copied for one in slowest([{"ms": [10.0, 40.0], "copied": [1]}])] == [(1,), ()]
+
+
 def test_ranks_at_different_steps_are_noticed_by_any_clock_they_share():
     def first(*clocks: dict) -> dict:
         conductor = conduct(tune(Policy()), Policy())
@@ -245,7 +252,9 @@ class Rank:
         self.cannot, self.halfway = "", False
         self.skip = 0
         self.making_s = 0.0
-        self.marked = 0
+        self.marked = self.copied = 0
+        self.lengths: random.Random | None = None
+        """Of the inputs: the same draws on all ranks, each of which takes one of them."""
         self.released = False
         self.result: dict | None = None
 
@@ -282,6 +291,9 @@ class Rank:
         self.marked += 1
         return self.time
 
+    def copied_bytes(self) -> int:
+        return self.copied
+
     def between_ms(self, start: float, end: float) -> float:
         return 1e3 * (end - start)
 
@@ -297,6 +309,10 @@ class Rank:
             factor = 1.0
             for part in self.policy.label.split("+"):
                 factor *= self.effects.get(part, 1.0)
+            if self.lengths is not None:
+                drawn = [self.lengths.uniform(0.7, 1.3) for _ in range(ranks)]
+                self.copied += round(1e6 * drawn[self.number])
+                factor *= max(drawn)
             self.time += 0.04 * factor * (1 + 0.001 * (self.steps % 7)) * (1 + 0.1 * self.number)
             self.steps += 2 if self.steps == self.skip - 1 else 1
             if not session.over:
@@ -337,6 +353,21 @@ def test_all_ranks_change_policy_at_the_same_step_and_end_with_the_same():
     assert ranks[0].ran[-1] == "priority+ctas16"
     assert all(rank.released for rank in ranks)
     assert ranks[0].result["default_ms"] == pytest.approx(1.2 * 40, rel=0.02)  # the slowest of the three
+
+
+def test_a_gain_is_found_where_the_longest_input_of_all_ranks_decides_how_long_a_step_takes():
+    for seed in range(3):
+        store = MemoryStore()
+
+        def one(number: int, seed: int = seed, store: MemoryStore = store) -> Rank:
+            rank = Rank(number, {"ctas16": 0.95})
+            rank.lengths = random.Random(seed)
+            return rank.run(store, 3)
+
+        ranks = together(3, one)
+        assert ranks[0].ran == ranks[1].ran == ranks[2].ran
+        assert ranks[0].result["policy"]["comm"]["max_ctas"] == 16
+        assert ranks[0].result["gain_pct"] == pytest.approx(5, abs=0.5)
 
 
 def test_the_cost_of_a_search_counts_what_the_ranks_waited_for_between_steps():

@@ -8,7 +8,7 @@ import fcntl
 import mmap
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,6 +120,17 @@ def attach() -> Path | None:
     function.restype = ctypes.c_char_p
     path: bytes | None = function()
     return Path(path.decode()) if path else None
+
+
+def copied_bytes() -> Callable[[], int]:
+    """A function that tells how many bytes this process has copied from the host to the device so far."""
+    try:
+        function = ctypes.CDLL(None).weft_shim_copied_bytes
+    except AttributeError:
+        return lambda: 0
+    function.restype, function.argtypes = ctypes.c_uint64, ()
+    counted: Callable[[], int] = function
+    return counted
 
 
 def injected() -> bool:

@@ -79,6 +79,7 @@ COUNTERS = (
     "engine_own_policy",
     "engine_nodes",
     "engine_refused",
+    "copied_bytes",
 )
 NCCL_OPERATIONS = (*(name for name in NCCL_COLLECTIVES if name != "send_recv"), "send", "recv")
 """The calls as csrc/nccl.h numbers them: what a rule calls `send_recv` is two of them."""

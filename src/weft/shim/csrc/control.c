@@ -386,3 +386,9 @@ const weft_rules *weft_refresh(void) {
 
 /* For Python in this process: the file that holds this process's own policy and counters, or NULL. */
 EXPORT const char *weft_shim_attach(void) { return weft_attach(WEFT_API_CUDA) && self_path[0] ? self_path : NULL; }
+
+/* The same for the bytes that were copied from the host so far: it is asked at each step of a job that is tuned. */
+EXPORT uint64_t weft_shim_copied_bytes(void) {
+    weft_process *self = weft_hot.self;
+    return self ? atomic_load_explicit(&self->counters[WEFT_COUNT_COPIED_BYTES], memory_order_relaxed) : 0;
+}

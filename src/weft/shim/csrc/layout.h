@@ -168,6 +168,7 @@ enum { /* weft_process.counters */
        WEFT_COUNT_ENGINE_POLICY,   /* none: the communicator or the call does not ask for zero CTAs */
        WEFT_COUNT_ENGINE_NODES,    /* kernels were launched: the ranks are on several nodes */
        WEFT_COUNT_ENGINE_REFUSED,  /* communicators whose configuration NCCL refused with zero CTAs, made without */
+       WEFT_COUNT_COPIED_BYTES,    /* from the host to the device */
        WEFT_COUNTERS_USED,
        WEFT_COUNTERS = 64,
 };

@@ -1,5 +1,6 @@
 /* Copies and fills under the tracer, and what delays a stream without being a span: waits and host functions.
- * While no trace is recorded, each costs one branch. */
+ * While no trace is recorded, each costs one branch, and copies from the host are counted: by them, live tuning tells
+ * steps with longer inputs. */
 #include "tracer.h"
 
 enum { POINTER_MEMORY_TYPE = 2, POINTER_DEVICE = 9, TYPE_HOST = 1, TYPE_DEVICE = 2 };
@@ -78,29 +79,38 @@ static uint32_t of_types(int to, int from) {
     return known ? direction(to != TYPE_HOST, from != TYPE_HOST, false) : WEFT_COPY_UNKNOWN;
 }
 
-#define TRACED(name, per_thread, trace_kind, copy_kind, size, params, ...)                                             \
+#define uncounted(result, size) (result)
+
+static inline CUresult from_host(CUresult result, size_t size) {
+    if (result == CUDA_SUCCESS)
+        weft_add(WEFT_COUNT_COPIED_BYTES, size);
+    return result;
+}
+
+#define TRACED(name, per_thread, trace_kind, copy_kind, size, counted, params, ...)                                    \
     CUresult name params {                                                                                             \
         weft_trace_op op;                                                                                              \
         if (!RECORDING() || !weft_attach(WEFT_API_CUDA) ||                                                             \
             !weft_trace_before(&op, trace_kind, NULL, weft_stream(stream, per_thread), false))                         \
-            return REAL(name)(__VA_ARGS__);                                                                            \
+            return counted(REAL(name)(__VA_ARGS__), size);                                                             \
         op.record->span.copy = copy_kind;                                                                              \
         op.record->span.bytes = size;                                                                                  \
         CUresult result = REAL(name)(__VA_ARGS__);                                                                     \
         weft_trace_after(&op, weft_stream(stream, per_thread), result);                                                \
-        return result;                                                                                                 \
+        return counted(result, size);                                                                                  \
     }
-#define COPY(name, copy_kind, size, params, ...)                                                                       \
-    TRACED(name, false, WEFT_TRACE_MEMCPY, copy_kind, size, params, __VA_ARGS__)                                       \
-    TRACED(name##_ptsz, true, WEFT_TRACE_MEMCPY, copy_kind, size, params, __VA_ARGS__)
+#define COPIES(name, copy_kind, size, counted, params, ...)                                                            \
+    TRACED(name, false, WEFT_TRACE_MEMCPY, copy_kind, size, counted, params, __VA_ARGS__)                              \
+    TRACED(name##_ptsz, true, WEFT_TRACE_MEMCPY, copy_kind, size, counted, params, __VA_ARGS__)
+#define COPY(name, copy_kind, size, params, ...) COPIES(name, copy_kind, size, uncounted, params, __VA_ARGS__)
 #define FILL(name, size, params, ...)                                                                                  \
-    TRACED(name, false, WEFT_TRACE_MEMSET, WEFT_COPY_UNKNOWN, size, params, __VA_ARGS__)                               \
-    TRACED(name##_ptsz, true, WEFT_TRACE_MEMSET, WEFT_COPY_UNKNOWN, size, params, __VA_ARGS__)
+    TRACED(name, false, WEFT_TRACE_MEMSET, WEFT_COPY_UNKNOWN, size, uncounted, params, __VA_ARGS__)                    \
+    TRACED(name##_ptsz, true, WEFT_TRACE_MEMSET, WEFT_COPY_UNKNOWN, size, uncounted, params, __VA_ARGS__)
 
 COPY(cuMemcpyAsync, between(to, from), size, (CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream), to, from,
      size, stream)
-COPY(cuMemcpyHtoDAsync_v2, WEFT_COPY_HTOD, size, (CUdeviceptr to, const void *from, size_t size, CUstream stream), to,
-     from, size, stream)
+COPIES(cuMemcpyHtoDAsync_v2, WEFT_COPY_HTOD, size, from_host,
+       (CUdeviceptr to, const void *from, size_t size, CUstream stream), to, from, size, stream)
 COPY(cuMemcpyDtoHAsync_v2, WEFT_COPY_DTOH, size, (void *to, CUdeviceptr from, size_t size, CUstream stream), to, from,
      size, stream)
 COPY(cuMemcpyDtoDAsync_v2, between(to, from), size, (CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream),

@@ -237,7 +237,7 @@ def run(
 
 
 def slowest(reports: Sequence[Report]) -> list[Sample]:
-    """The time of each step on the slowest rank; a problem on one rank is a problem of all.
+    """The time of each step on the slowest rank, with what each rank copied; a problem on one is one of all.
 
     What the ranks waited between steps is counted with the first.
     """
@@ -245,8 +245,14 @@ def slowest(reports: Sequence[Report]) -> list[Sample]:
     count = max(len(report["ms"]) for report in reports)
     every = [[float(r["ms"][index]) for r in reports if index < len(r["ms"])] for index in range(count)]
     paused_ms = max(float(report.get("paused_ms", 0.0)) for report in reports)
+    copied = list(zip(*(report.get("copied", ()) for report in reports), strict=False))
     return [
-        Sample(max(times), problem, paused_ms=0.0 if index else paused_ms)
+        Sample(
+            max(times),
+            problem,
+            paused_ms=0.0 if index else paused_ms,
+            copied=copied[index] if index < len(copied) else (),
+        )
         for index, times in enumerate(every)
     ]
 

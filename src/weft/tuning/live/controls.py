@@ -40,6 +40,7 @@ class LaunchControls:
         self._before: Counts = {}
         self._calls = 0
         self._traces = False
+        self.copied_bytes = binding.copied_bytes()
         self._frameworks = Frameworks(default) if models else None
         apply.handle_framework(self._frameworks.apply if self._frameworks else None)
         tracer.watch_tracer()

@@ -307,5 +307,9 @@ def draw_steps(order: random.Random, drawn: Sequence[Step], count: int) -> list[
 def earlier(default: Policy, record: Record) -> list[Step]:
     """Earlier steps under the default, which give the level."""
     index = record.policies.index(default) if default in record.policies else -1
-    known = [s for s in record.steps if s[2] == index and s[1] > 0 and s[3] not in ("profile", "pause")]
-    return [Step(math.log(ms), 0, 0.0, number) for number, ms, _, _ in known[-32:] if math.isfinite(ms)]
+    known = [
+        step
+        for step in record.steps
+        if step.policy == index and 0 < step.ms < math.inf and step.purpose not in ("profile", "pause")
+    ]
+    return [Step(math.log(record.usual_ms(step)), 0, 0.0, step.number) for step in known[-32:]]

@@ -164,8 +164,9 @@ class _Search(SearchSteps):
         if self.record.number > first + len(times):  # it had to wait: those steps are long ago
             times, first = [], self.record.number
         while len(times) < MOST_WARM_UP and not (steady(times) and self._quiet(times, first)):
-            sample = yield from ask(Trial(self.default), self.record, "warm-up")
-            times.append(sample.ms)
+            yield from ask(Trial(self.default), self.record, "warm-up")
+            times = self.record.usual_times(first)  # each time by what is known of the job's inputs now
+        self.record.inputs.settle()
         if len(times) >= MOST_WARM_UP:  # patience ended: scatter is not known, or only that of earlier steps
             self._quiet(times, first)
         self.warm_up_steps = self.record.number - begin
@@ -185,7 +186,7 @@ class _Search(SearchSteps):
         self.about(self.default).ms = even[-4:]
         rough = roughness(even)
         self.rough = min(rough, self.noise.sigma)  # a few outliers, or a few equal steps, are not typical
-        return len(times) >= UNEVEN_WINDOW or rough <= NOISY
+        return len(times) >= UNEVEN_WINDOW or (rough <= NOISY and not self.record.inputs.matter)
 
     def learn(self) -> Generator[Trial, Sample, Facts]:
         """Steps in which launches are counted and timed."""
@@ -321,9 +322,9 @@ class _Search(SearchSteps):
 
         yield from prove(proof, steps, self.order, self.record, lambda: self.on_proven(so_far))
         self.spent += self.record.number - before
-        for number, ms, index, purpose in self.record.steps:
-            if number >= before and purpose != "pause":
-                self.count_extra(self.record.policies[index], ms)
+        for step in self.record.steps:
+            if step.number >= before and step.purpose != "pause":
+                self.count_extra(self.record.policies[step.policy], self.record.usual_ms(step))
         if proof.problem:
             about.problem = proof.problem
             return self.left_alone(f"{policy.label} {proof.problem}")

@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from weft.errors import UnavailableError
 from weft.policy import Policy
@@ -72,8 +72,19 @@ class Controls(Protocol):
     def between_ms(self, start: Any, end: Any) -> float:
         """Milliseconds from one mark to the other, as the device passed them; waits for the second."""
 
+    def copied_bytes(self) -> int:
+        """How many bytes the program has copied from the host to the device so far."""
+
     def clock(self) -> dict[str, int]:
         """Counts that must be equal on all ranks that report them."""
+
+
+class _Mark(NamedTuple):
+    """A point of the program."""
+
+    device: Any
+    copied: int
+    """Bytes copied from the host until then."""
 
 
 class Session:
@@ -108,13 +119,13 @@ class Session:
         self._rescued = False
         """The guard has reverted a policy, so that `_policy` may not be in force."""
         self._problem = ""
-        self._since: Any = None
-        self._end: Any = None
-        self._marks: list[tuple[Any, Any, Any, int]] = []
+        self._since: _Mark | None = None
+        self._end: _Mark | None = None
+        self._marks: list[tuple[_Mark | None, _Mark, _Mark, int]] = []
         """Where the step before a pause ended (None: there was no pause), where a step began and ended; or
         several steps: how many."""
         self._each = self._left = 1
-        self._before: Any = None
+        self._before: _Mark | None = None
         self._total, self._usual_ms = 0, 0.0
 
     @property
@@ -166,7 +177,8 @@ class Session:
             return
         self._left = self._each
         if not self._light or self.agreement.leads:
-            end = self.controls.mark()
+            end = self._mark()
+            assert self._since is not None
             self._marks.append((self._before, self._since, end, self._each))
             self._before, self._since, self._end = None, end, end
         else:
@@ -199,13 +211,14 @@ class Session:
     def _report(self) -> Report:
         """All steps since the last report. Waits for the device."""
         self.controls.synchronize()
-        times, paused_ms = self._times(len(self._marks))
+        times, copied, paused_ms = self._times(len(self._marks))
         stall = self._stall()
         if times and self._policy == self.controls.default:
             self._usual_ms = times[-1]
             self.agreement.deadline_s = max(self._least_deadline_s, DEADLINE * times[-1] / 1e3)
         clock = {"steps tuned": self._total, **self.controls.clock()}
-        report = {"ms": times, "paused_ms": paused_ms, "problem": stall or self._problem, "clock": clock}
+        report = {"ms": times, "copied": copied, "paused_ms": paused_ms}
+        report |= {"problem": stall or self._problem, "clock": clock}
         report["preparable"] = self.controls.preparable()
         if self._learn:
             report["facts"] = self.controls.facts(len(times)).to_dict()
@@ -219,12 +232,19 @@ class Session:
         self._rescued = True
         return POLICY_STALLED if late_s <= RESCUED * self._allowed_s else PROGRAM_PAUSED
 
-    def _times(self, count: int) -> tuple[list[float], float]:
-        """What a step took in each of the first `count` marks, and the time that belongs to no step."""
+    def _mark(self) -> _Mark:
+        return _Mark(self.controls.mark(), self.controls.copied_bytes())
+
+    def _times(self, count: int) -> tuple[list[float], list[float], float]:
+        """What a step took and copied in each of the first `count` marks, and the time outside steps."""
         done, self._marks = self._marks[:count], self._marks[count:]
-        between = self.controls.between_ms
-        paused = sum(between(before, start) for before, start, *_ in done if before is not None)
-        return [between(start, end) / steps for _, start, end, steps in done], paused
+
+        def between(start: _Mark, end: _Mark) -> float:
+            return self.controls.between_ms(start.device, end.device)
+
+        paused_ms = sum(between(before, start) for before, start, *_ in done if before is not None)
+        times = [between(start, end) / steps for _, start, end, steps in done]
+        return times, [(end.copied - start.copied) / steps for _, start, end, steps in done], paused_ms
 
     # --- decisions ----------------------------------------------------------------------------------------
 
@@ -246,8 +266,8 @@ class Session:
     def _hear(self) -> None:
         """The watch: the leader decides what comes next, from the steps that the device has finished."""
         known = len(self._marks) - LAG if self.agreement.leads else 0
-        times, paused_ms = self._times(max(0, known))
-        report = {"ms": times, "paused_ms": paused_ms, "problem": ""}
+        times, copied, paused_ms = self._times(max(0, known))
+        report = {"ms": times, "copied": copied, "paused_ms": paused_ms, "problem": ""}
         decision = self.agreement.announce(report, self._decide)
         if decision["do"] == "report":
             return self._meet(self._report())
@@ -347,7 +367,7 @@ class Session:
                 self._problem = str(error) or type(error).__name__
             self._since = None
         if self._since is None and (not self._light or self.agreement.leads):
-            self._before, self._since = self._end, self.controls.mark()
+            self._before, self._since = self._end, self._mark()
 
     def _finish(self, result: dict[str, Any], policy: Policy, release: bool = True) -> None:
         self.over = True

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.policy import Policy
 from weft.tuning.live.options import Facts
+from weft.tuning.live.step_inputs import Inputs, StepInputs
 
 POLICY_STALLED = "stalled"
 PROGRAM_PAUSED = "paused"
@@ -49,6 +50,20 @@ class Sample:
     """The profile, if requested."""
     paused_ms: float = 0.0
     """Time before the trial outside any step: ranks met; communicators were created or released."""
+    copied: tuple[float, ...] = ()
+    """Bytes that each rank copied from its host, per step, the leader first; a watch knows the leader's."""
+
+
+class RecordedStep(NamedTuple):
+    """A trial of one step or several, as a Record keeps it."""
+
+    number: int
+    ms: float
+    policy: int
+    """Index into the record's policies."""
+    purpose: str
+    """A key of PURPOSES."""
+    inputs: Inputs | None
 
 
 @dataclass(frozen=True)
@@ -66,29 +81,43 @@ class Record:
     number: int = 0
     """Steps so far."""
     policies: list[Policy] = field(default_factory=list)
-    steps: list[tuple[int, float, int, str]] = field(default_factory=list)
-    """Number, ms, index of the policy, and what the step was for: a key of PURPOSES."""
+    steps: list[RecordedStep] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     paused_ms: float = 0.0
     """Time so far that belongs to no step."""
+    inputs: StepInputs = field(default_factory=StepInputs)
 
-    def add(self, trial: Trial, sample: Sample, purpose: str) -> None:
-        """Note the result of one trial."""
-        ms = sample.ms
+    def add(self, trial: Trial, sample: Sample, purpose: str) -> float:
+        """Note the result of one trial; returns what a step of it would have taken with the usual input."""
         self.paused_ms += sample.paused_ms
         if trial.policy not in self.policies:
             self.policies.append(trial.policy)
-        self.steps.append((self.number, ms, self.policies.index(trial.policy), purpose))
+        policy = self.policies.index(trial.policy)
+        together = trial.steps > 1
+        inputs = self.inputs.of(sample.ms, sample.copied, light=trial.light, together=together)
+        step = RecordedStep(self.number, sample.ms, policy, purpose, inputs)
+        usual_ms = self.usual_ms(step)
+        self.inputs.note(inputs, policy)
+        self.steps.append(step)
         self.number += trial.steps
         if len(self.steps) > MOST_STEPS:
             self._thin()
+        return usual_ms
+
+    def usual_ms(self, step: RecordedStep) -> float:
+        """What a step would have taken with the usual input, as far as that is known now."""
+        return step.ms if step.inputs is None else self.inputs.usual_ms(step.inputs)
+
+    def usual_times(self, first: int) -> list[float]:
+        """The times of all steps since that one, with the usual input."""
+        return [self.usual_ms(step) for step in self.steps if step.number >= first]
 
     def note(self, text: str) -> None:
         self.notes.append(Note(self.number, text))
 
     def _thin(self) -> None:
         """Drop every other ordinary step of the watch."""
-        plain = [index for index, step in enumerate(self.steps) if step[3] == "watch"]
+        plain = [index for index, step in enumerate(self.steps) if step.purpose == "watch"]
         dropped = set(plain[::2] or range(0, len(self.steps), 2))
         self.steps = [step for index, step in enumerate(self.steps) if index not in dropped]
 
@@ -97,7 +126,7 @@ class Record:
         return {
             "steps": self.number,
             "policies": list(labels),
-            "times": [[n, round(ms, 4), policy, purpose] for n, ms, policy, purpose in self.steps],
+            "times": [[step.number, round(step.ms, 4), step.policy, step.purpose] for step in self.steps],
             "notes": [[note.step, note.text] for note in self.notes],
         }
 
@@ -116,12 +145,12 @@ PURPOSES = {
 
 
 def ask(trial: Trial, record: Record, purpose: str) -> Generator[Trial, Sample, Sample]:
-    """Yield one trial and note its sample."""
+    """Yield one trial and note its sample; its time as if its steps had had the job's usual inputs."""
     if trial.say:
         record.note(trial.say)
     sample = yield trial
-    record.add(trial, sample, "pause" if sample.problem == PROGRAM_PAUSED else purpose)
-    return sample
+    usual_ms = record.add(trial, sample, "pause" if sample.problem == PROGRAM_PAUSED else purpose)
+    return sample if usual_ms == sample.ms else replace(sample, ms=usual_ms)
 
 
 def ask_all(

@@ -1,0 +1,103 @@
+"""Simulated steps whose inputs vary in length, and what their ranks copy from the host for them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from live_machines import Moment, StepTimes, Times, jitter
+
+TOKEN = 24 * 512
+"""Bytes of an input of length 1: ids, labels and a mask of 512 tokens."""
+
+
+@dataclass
+class Inputs:
+    """Steps that take a time by the longest input of all ranks; `copied`: bytes by rank in the latest step."""
+
+    r: random.Random
+    length: Callable[[random.Random, int], float]
+    curve: Callable[[float], float]
+    sigma: float
+    ranks: int
+    ahead: bool
+    copied: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._next = self._drawn(0)
+
+    def _drawn(self, number: int) -> list[float]:
+        return [self.length(self.r, number) for _ in range(self.ranks)]
+
+    def __call__(self, now: Moment) -> float:
+        lengths, self._next = self._next, self._drawn(now.number + 1)
+        self.copied = tuple(float(round(TOKEN * one)) for one in (self._next if self.ahead else lengths))
+        return now.ms * self.curve(max(lengths)) * jitter(self.r, self.sigma)
+
+
+def inputs(
+    length: Callable[[random.Random, int], float],
+    curve: Callable[[float], float] = lambda length: length,
+    sigma: float = 0.01,
+    ranks: int = 1,
+    ahead: bool = False,
+) -> Times:
+    """`length`: of the input of a rank in a step. `curve`: the time of a step by its longest input. `ahead`:
+    inputs are copied in the step before."""
+    return lambda r: Inputs(r, length, curve, sigma, ranks, ahead)
+
+
+def between(least: float, most: float) -> Callable[[random.Random, int], float]:
+    return lambda r, number: r.uniform(least, most)
+
+
+def log_normal(r: random.Random, number: int) -> float:
+    return math.exp(r.gauss(0, 0.3))
+
+
+def longer_later(r: random.Random, number: int) -> float:
+    """Twice as long after 700 steps."""
+    return r.uniform(0.8, 1.2) * (1 if number < 700 else 2)
+
+
+def attention(length: float) -> float:
+    return 0.7 * length + 0.3 * length**2
+
+
+@dataclass
+class Misleading:
+    """What is copied says nothing about the step, or follows from its time."""
+
+    r: random.Random
+    by_time: bool
+    copied: tuple[float, ...] = ()
+
+    def __call__(self, now: Moment) -> float:
+        ms = now.ms * jitter(self.r, 0.02)
+        self.copied = (TOKEN * (ms / 100 if self.by_time else self.r.uniform(0.5, 1.5)),)
+        return ms
+
+
+def misleading(*, by_time: bool) -> Times:
+    return lambda r: Misleading(r, by_time)
+
+
+@dataclass
+class Adaptive:
+    """A program that takes a longer input after a fast step."""
+
+    r: random.Random
+    copied: tuple[float, ...] = ()
+    length: float = 1.0
+
+    def __call__(self, now: Moment) -> float:
+        self.copied = (TOKEN * self.length,)
+        ms = now.ms * self.length * jitter(self.r, 0.02)
+        self.length = min(1.5, max(0.5, self.length * (100 / ms) ** 0.5)) * jitter(self.r, 0.1)
+        return ms
+
+
+def adaptive(r: random.Random) -> StepTimes:
+    return Adaptive(r)

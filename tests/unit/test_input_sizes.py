@@ -1,0 +1,207 @@
+"""Step times by the size of their inputs: what they explain, and what they must not be taken for."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from itertools import pairwise
+from statistics import stdev
+
+import pytest
+
+from weft.measure.input_sizes import InputSizes, SizedStep, apart
+from weft.policy import Policy
+from weft.tuning.live.trial import Record, Sample, Trial, ask
+
+MB = 1e6
+
+
+def learned(steps: list[SizedStep], *, settled: bool = True) -> InputSizes:
+    sizes = InputSizes()
+    for step in steps:
+        sizes.note(step)
+    if settled:
+        sizes.settle()
+    return sizes
+
+
+def drawn(count: int, seed: int = 0, least: float = 0.8, most: float = 1.2) -> list[SizedStep]:
+    """Steps of 100 ms for 1 MB, with 1% of scatter."""
+    r = random.Random(seed)
+    lengths = [r.uniform(least, most) for _ in range(count + 1)]
+    return [
+        SizedStep(100 * size * math.exp(r.gauss(0, 0.01)), MB * size, MB * before)
+        for before, size in pairwise(lengths)
+    ]
+
+
+def scatter(sizes: InputSizes, steps: list[SizedStep]) -> float:
+    return stdev(math.log(sizes.usual_ms(step)) for step in steps)
+
+
+def test_what_a_size_explains_is_taken_out_of_later_steps():
+    sizes, later = learned(drawn(16)), drawn(50, seed=1)
+    assert sizes.matter
+    assert stdev(math.log(step.ms) for step in later) > 0.1
+    assert scatter(sizes, later) < 0.015
+
+
+def test_inputs_that_are_copied_one_step_in_advance_explain_the_next_step():
+    ahead = [SizedStep(step.ms, step.before, step.size) for step in drawn(66)]
+    assert scatter(learned(ahead[:16]), ahead[16:]) < 0.015
+
+
+def test_a_step_that_was_never_explained_keeps_its_time():
+    """Before there are enough steps, where sizes are equal, where they explain nothing, and far outside."""
+    r = random.Random(2)
+    assert learned(drawn(7)).usual_ms(SizedStep(120, 1.2 * MB, MB)) == 120
+    assert not learned([SizedStep(r.uniform(80, 120), MB, MB) for _ in range(64)]).matter
+    assert not learned([SizedStep(100, r.uniform(0.5, 1.5) * MB, MB) for _ in range(64)]).matter
+    twice = SizedStep(200, 2 * MB, 2 * MB)  # a new sequence length is a new pace, and is to be seen
+    assert learned(drawn(16)).usual_ms(twice) == 200
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sizes_that_have_nothing_to_do_with_the_times_do_not_matter(seed):
+    r = random.Random(seed)
+    steps = [SizedStep(100 * math.exp(r.gauss(0, 0.1)), r.uniform(0.5, 1.5) * MB, MB) for _ in range(64)]
+    assert not learned(steps).matter
+
+
+def test_a_warm_up_during_which_inputs_grow_is_no_reason_to_expect_less_time_for_more():
+    steps = [SizedStep(100 + 50 * 0.8**i, MB * (1 + i / 20), MB) for i in range(16)]
+    assert not learned(steps).matter
+
+
+def test_some_stalls_do_not_change_what_is_learned():
+    steps = [
+        SizedStep(step.ms * (3 if i % 6 == 0 else 1), step.size, step.before)
+        for i, step in enumerate(drawn(24))
+    ]
+    assert scatter(learned(steps), drawn(50, seed=3)) < 0.025
+
+
+def test_times_stay_comparable_while_more_is_learned():
+    steps = drawn(64)
+    sizes = learned(steps[:16])
+    usual = SizedStep(100, MB, MB)
+    before = sizes.usual_ms(usual)
+    for step in steps[16:]:
+        sizes.note(step)
+    assert sizes.usual_ms(usual) == pytest.approx(before, rel=0.005)
+
+
+def test_a_job_that_gets_other_inputs_is_learned_anew():
+    sizes, others = learned(drawn(32)), drawn(40, seed=4, least=2.0, most=3.0)
+    assert not any(sizes.foreign(step) for step in drawn(32, seed=5))
+    noticed = next(i for i, step in enumerate(others) if sizes.foreign(step))
+    assert noticed < 10
+    assert not sizes.matter
+    for step in others[noticed:]:
+        sizes.note(step)
+    assert scatter(sizes, drawn(50, seed=6, least=2.0, most=3.0)) < 0.015
+
+
+# --- the steps of a job -------------------------------------------------------------------------------------
+
+
+def asked(record: Record, samples: list[tuple[Trial, Sample]]) -> list[float]:
+    """The times that weft takes the steps to have. The first 16 are a warm-up."""
+    times = []
+    for trial, sample in samples:
+        if record.number >= 16:
+            record.inputs.settle()
+        asking = ask(trial, record, "warm-up")
+        next(asking)
+        with pytest.raises(StopIteration) as end:
+            asking.send(sample)
+        times.append(end.value.value.ms)
+    return times
+
+
+def of_ranks(count: int, *, light: bool = False, seed: int = 0) -> list[tuple[Trial, Sample]]:
+    """Steps that take a time by the longest input of three ranks; a watch knows that of the first."""
+    r, steps = random.Random(seed), []
+    for _ in range(count):
+        copied = tuple(MB * r.uniform(0.5, 1.5) for _ in range(3))
+        sample = Sample(max(copied) / 1e4, copied=copied[:1] if light else copied)
+        steps.append((Trial(Policy(), light=light), sample))
+    return steps
+
+
+def test_the_longest_input_of_all_ranks_counts():
+    times = asked(Record(), of_ranks(60))
+    assert stdev(times[:8]) > 5
+    assert max(times[24:]) - min(times[24:]) < 1
+
+
+def test_a_watch_does_not_take_the_first_ranks_input_for_the_longest():
+    record = Record()
+    asked(record, of_ranks(60))
+    watched = of_ranks(60, light=True, seed=1)
+    raw = [sample.ms for _, sample in watched]
+    assert stdev(asked(record, watched)) < 1.05 * stdev(raw)
+
+
+def test_steps_that_were_timed_together_count_by_their_mean_input():
+    record, r = Record(), random.Random(0)
+    steps = [
+        (Trial(Policy(), 4, light=True), Sample(100 * size, copied=(MB * size,)))
+        for size in (r.uniform(0.8, 1.2) for _ in range(40))
+    ]
+    times = asked(record, steps)
+    assert max(times[24:]) - min(times[24:]) < 0.1
+
+
+def test_the_page_shows_steps_as_long_as_they_were():
+    record = Record()
+    samples = of_ranks(40)
+    times = asked(record, samples)
+    shown = [ms for _, ms, *_ in record.to_dict(["default"])["times"]]
+    assert shown == [round(sample.ms, 4) for _, sample in samples]
+    assert shown != times
+
+
+def test_only_steps_under_one_policy_are_learned_from():
+    """A policy that takes 10% less time must not become a property of the inputs it had."""
+    record, r, taken = Record(), random.Random(0), []
+    for number in range(120):
+        other = number >= 20 and r.random() < 0.5
+        size = r.uniform(0.8, 1.2)
+        sample = Sample(100 * size * (0.9 if other else 1.0), copied=(MB * size,))
+        (ms,) = asked(record, [(Trial(Policy(max_ctas=16) if other else Policy()), sample)])
+        taken.append((other, ms))
+    default, policy = ([ms for other, ms in taken[20:] if other == arm] for arm in (False, True))
+    assert max(policy) / min(default) == pytest.approx(0.9, rel=0.01)
+
+
+def test_what_a_policy_copies_itself_is_not_taken_for_a_larger_input():
+    """Such as parameters that are kept in the host's memory, and are gathered more often."""
+    r, steps = random.Random(0), []
+    for number in range(80):
+        other = number >= 20 and number % 2
+        copied = MB * r.uniform(0.8, 1.2) + (MB if other else 0)
+        sample = Sample(100 * math.exp(r.gauss(0, 0.01)), copied=(copied,))
+        steps.append((Trial(Policy(max_ctas=16) if other else Policy()), sample))
+    by_input = [(one, replace(sample, ms=sample.copied[0] / MB * 100)) for one, sample in steps[:20]]
+    record = Record()
+    asked(record, by_input)
+    assert record.inputs.matter
+    times = asked(record, steps[20:])
+    assert not record.inputs.matter
+    assert times[-20:] == [sample.ms for _, sample in steps[-20:]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_equal_inputs_are_not_taken_for_different_ones(seed):
+    r = random.Random(seed)
+    sizes, others = ([r.choice((1.0, 1.5, 2.0)) for _ in range(count)] for count in (64, 20))
+    assert apart(sizes, others) < 4
+
+
+def test_different_inputs_are_told_apart():
+    r = random.Random(0)
+    sizes, others = [r.uniform(0.8, 1.2) for _ in range(64)], [r.uniform(1.0, 1.4) for _ in range(20)]
+    assert apart(sizes, others) > 4
+    assert apart(sizes, []) == apart([1.0] * 9, [1.0] * 9) == 0
