@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from live_machines import Moment, StepTimes, Times, jitter
@@ -101,3 +101,53 @@ class Adaptive:
 
 def adaptive(r: random.Random) -> StepTimes:
     return Adaptive(r)
+
+
+@dataclass
+class Accumulation:
+    """Gradient accumulation over a number of micro-batches that changes; a policy matters to the last one."""
+
+    r: random.Random
+    counts: Sequence[int]
+    hold: int
+    copied: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._count = self.r.choice(self.counts)
+
+    def __call__(self, now: Moment) -> float:
+        if self.r.random() < 1 / self.hold:
+            self._count = self.r.choice(self.counts)
+        self.copied = (float(TOKEN * self._count),)
+        return (now.ms + 70 * (self._count - 1)) * jitter(self.r)
+
+
+def told_accumulation(counts: Sequence[int], hold: int) -> Times:
+    return lambda r: Accumulation(r, counts, hold)
+
+
+@dataclass
+class Batches:
+    """Batches that grow every so many steps."""
+
+    r: random.Random
+    steps: int
+    growth: float
+    copied: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._first = self.r.randrange(self.steps)
+
+    def __call__(self, now: Moment) -> float:
+        size = 1 + self.growth * ((now.number + self._first) // self.steps)
+        self.copied = (float(round(TOKEN * size)),)
+        return now.ms * size * jitter(self.r)
+
+
+def told_batches(steps: int, growth: float) -> Times:
+    return lambda r: Batches(r, steps, growth)
+
+
+def limited(r: random.Random, number: int) -> float:
+    """A random length below a limit that rises every 40 steps."""
+    return min(1.0, 0.25 + 0.05 * (number // 40)) * r.betavariate(3, 1.5)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from live_inputs import adaptive, attention, between, inputs, log_normal, longer_later, misleading
+from live_inputs import (
+    adaptive,
+    attention,
+    between,
+    inputs,
+    limited,
+    log_normal,
+    longer_later,
+    misleading,
+    told_accumulation,
+    told_batches,
+)
 from live_machines import (
     Times,
     clock_levels,
@@ -132,6 +143,13 @@ SIZED: dict[str, Kind] = {
 }
 """Steps whose inputs vary in length, as their copies from the host tell."""
 UNTOLD: dict[str, Kind] = {
+    "inputs of 1/2/3 micro-batches, hold 4": Kind(told_accumulation((1, 2, 3), 4), waits=True),
+    "inputs of 4/8 micro-batches, hold 10": Kind(told_accumulation((4, 8), 10), waits=True),
+    "inputs that grow 10% every 30": Kind(told_batches(30, 0.1)),
+    "inputs that grow 50% every 60": Kind(told_batches(60, 0.5)),
+    "inputs below a rising limit, 4 ranks": Kind(
+        inputs(limited, lambda length: 0.2 + 0.5 * length + 0.6 * length**2, ranks=4)
+    ),
     "inputs, twice as long later": Kind(inputs(longer_later)),
     "copies that explain nothing": Kind(misleading(by_time=False)),
     "copies that follow the time": Kind(misleading(by_time=True)),

@@ -205,3 +205,9 @@ def test_different_inputs_are_told_apart():
     sizes, others = [r.uniform(0.8, 1.2) for _ in range(64)], [r.uniform(1.0, 1.4) for _ in range(20)]
     assert apart(sizes, others) > 4
     assert apart(sizes, []) == apart([1.0] * 9, [1.0] * 9) == 0
+
+
+def test_inputs_that_only_grow_are_a_new_pace_each_time():
+    steps = [SizedStep(100 * size, MB * size, MB * size) for size in [1.0] * 8 + [1.1] * 8 + [1.2] * 8]
+    assert not learned(steps).matter
+    assert learned([*steps, *steps]).matter

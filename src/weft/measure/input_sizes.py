@@ -14,11 +14,12 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from statistics import median
+from itertools import combinations, pairwise
+from statistics import fmean, median
 
 FITS = (8, 12, 16, 24, 32, 48, 64)  # steps after which the time by size is fitted
 _VARY = 0.02  # sizes that differ by less, relative to the usual one, explain nothing
+_TURNS = 1  # between larger and smaller sizes, at least: one that only grows is a new pace each time
 _EXPLAINS = 0.6  # of the scatter of step times may be left
 _BEYOND = 0.5  # of the range of known sizes, on either side, for which the fit still counts
 _LEAST = 0.2  # of the usual step: a fit that predicts less is none
@@ -117,7 +118,9 @@ def _fitted(steps: Sequence[SizedStep], earlier: bool) -> _Fit | None:
     """A line that a few odd steps do not move (Theil and Sen); None: the size does not explain the times."""
     sizes = [step.of(earlier) for step in steps]
     least, most = min(sizes), max(sizes)
-    if most - least <= _VARY * most:
+    ups = [b > a for a, b in pairwise(sizes) if a != b]
+    turns = sum(a != b for a, b in pairwise(ups))
+    if most - least <= _VARY * most or turns < _TURNS:
         return None
     slope = median(
         (b.ms - a.ms) / (b.of(earlier) - a.of(earlier))
@@ -128,14 +131,22 @@ def _fitted(steps: Sequence[SizedStep], earlier: bool) -> _Fit | None:
     fit = _Fit(slope, level, least, most, earlier)
     if slope <= 0 or min(map(fit.ms, sizes)) <= _LEAST * fit.ms(median(sizes)):
         return None
-    usual = math.log(median(step.ms for step in steps))
-    whole = median(abs(math.log(step.ms) - usual) for step in steps)
-    return fit if _left(steps, fit) <= _EXPLAINS * whole else None
+    explained = zip(_left(steps, fit), _rough([math.log(step.ms) for step in steps]), strict=True)
+    return fit if any(left <= _EXPLAINS * rough for left, rough in explained) else None
 
 
-def _left(steps: Sequence[SizedStep], fit: _Fit) -> float:
-    """The scatter that a fit leaves, relative."""
-    return median(abs(math.log(step.ms / fit.ms(step.of(fit.earlier)))) for step in steps)
+def _left(steps: Sequence[SizedStep], fit: _Fit) -> tuple[float, float]:
+    """The scatter that a fit leaves."""
+    return _rough([math.log(step.ms / fit.ms(step.of(fit.earlier))) for step in steps])
+
+
+def _rough(logs: Sequence[float]) -> tuple[float, float]:
+    """How much successive steps differ: most of them, and on average.
+
+    Most do not where inputs change now and then; and an average is that of a few stalls, if there are some.
+    """
+    apart = [min(abs(b - a), 1.0) for a, b in pairwise(logs)]
+    return median(apart), fmean(apart)
 
 
 def apart(sizes: Sequence[float], others: Sequence[float]) -> float:
