@@ -4,6 +4,7 @@ The controls stand in for the shim and NCCL. The test's environment says what a 
 EFFECTS     {"ctas16": 0.5, …}: factors on the length of a step, by what a policy has; over 100: it stalls
 DRIFT_AT    step from which DRIFT, of the same form, takes the place of EFFECTS
 UNEVEN      steps scatter a lot
+LENGTHS     inputs of 0.7 to 1.3 times the usual length; a step takes as long as the longest of all ranks needs
 REAL        steps take what they take, by the clock on the wall: no policy changes anything
 STEPS       how many; OPTIMIZERS: sgd,adam or none; NO_GROUP: without torch.distributed
 AGAIN       step at which the process group is destroyed and made anew
@@ -29,7 +30,7 @@ EFFECTS: dict[str, float] = {}
 now = Policy()
 seconds = 0.0
 released = False
-step_number = 0
+step_number = copied = 0
 
 
 def settings() -> None:
@@ -87,7 +88,7 @@ class FakeControls:
         return time.perf_counter() if "REAL" in os.environ else seconds
 
     def copied_bytes(self) -> int:
-        return 0
+        return copied
 
     def between_ms(self, start: float, end: float) -> float:
         return 1e3 * (end - start)
@@ -103,10 +104,15 @@ def hooked(function: object) -> bool:
 
 def work() -> None:
     """The part of a step that the policy makes longer or shorter, on a clock of its own."""
-    global seconds
+    global seconds, copied
     if "REAL" in os.environ:
         return
     factor = 1.0
+    if "LENGTHS" in os.environ:
+        r = random.Random(f"lengths {step_number}")
+        lengths = [r.uniform(0.7, 1.3) for _ in range(int(os.environ["WORLD_SIZE"]))]
+        copied += round(1e6 * lengths[int(os.environ["RANK"])])
+        factor = max(lengths)
     drifted = step_number >= int(os.environ.get("DRIFT_AT", "1000000"))
     effects = json.loads(os.environ["DRIFT"]) if drifted else EFFECTS
     for part in now.label.split("+"):

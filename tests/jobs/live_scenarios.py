@@ -105,6 +105,7 @@ def scenarios(folder: Path) -> dict[str, dict[str, Any]]:
     job("short", STEPS="18")
     job("a new group", STEPS="60", AGAIN="25")
     job("uneven", STEPS="340", EFFECTS="{}", UNEVEN="1")
+    job("lengths", 3, STEPS="420", EFFECTS=json.dumps({"ctas16": 0.95}), LENGTHS="1")
     job("broken store", STEPS="90", WEFT_STORE=broken)
     job("locked store", after="tuned", lock=True, STEPS="45", WEFT_STORE=store)
     job("no group", 1, STEPS="10", NO_GROUP="1")

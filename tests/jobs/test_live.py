@@ -159,6 +159,16 @@ def test_a_process_group_made_anew_ends_the_tuning_on_all_ranks_at_once(zoo):
     assert all("destroyed its process group" in played.tuning(rank)["reason"] for rank in (0, 1))
 
 
+def test_a_gain_is_found_where_the_longest_input_of_all_ranks_decides_how_long_a_step_takes(zoo):
+    played = zoo("lengths")
+    assert "ctas16" in played.ends_with()
+    result = played.tuning()
+    low, high = result["ci"]
+    assert low <= 5 <= high
+    assert high - low < 3
+    assert result["noise_pct"] < 3  # of steps that scatter by 9% themselves
+
+
 def test_uneven_steps_lead_to_no_change(zoo):
     played = zoo("uneven")
     assert played.codes == [0, 0]
