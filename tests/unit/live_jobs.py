@@ -15,7 +15,7 @@ from live_machines import Moment
 from weft.policy import Policy
 from weft.tuning.live.options import Facts, Kernel
 from weft.tuning.live.search import tune
-from weft.tuning.live.trial import Sample, Trial
+from weft.tuning.live.trial import Record, Sample, Trial
 from weft.tuning.live.trial_length import lengths
 from weft.tuning.live.tuned_job import Tried, TunedJob
 from weft.tuning.live.watch import watch
@@ -52,6 +52,8 @@ class SimulatedJob:
         self.clock_ms, self.number = 0.0, 0
         self.last: dict[Policy, int] = {}
         """The last step under each policy."""
+        self.record = Record()
+        """Of its search, which its watch goes on with."""
 
     def step(self, policy: Policy) -> float:
         """The wall time of one step under a policy, in ms."""
@@ -77,10 +79,13 @@ class SimulatedJob:
 
 
 def searched(
-    play: Callable[[Trial], Sample], seed: int = 0, ended: Callable[[], bool] = lambda: False
+    play: Callable[[Trial], Sample],
+    seed: int = 0,
+    ended: Callable[[], bool] = lambda: False,
+    record: Record | None = None,
 ) -> TunedJob:
-    """The outcome of a search in a job; nothing was found if the job ends before it."""
-    method = tune(DEFAULT, seed=seed)
+    """The outcome of a search in a job; nothing was found if the job ends before it. `record`: of the job."""
+    method = tune(DEFAULT, seed=seed, record=record)
     trial = next(method)
     while not ended():
         try:
@@ -94,7 +99,7 @@ def searched(
 def tuned(kind: Kind, seed: object, share: float = 0.0) -> TunedJob:
     """What live tuning concludes about a job in which one policy takes so much less time."""
     job = SimulatedJob(kind, seed, better_by(share))
-    outcome = searched(job.run)
+    outcome = searched(job.run, record=job.record)
     return settled(job, outcome) if outcome.still_open else outcome
 
 
@@ -128,7 +133,7 @@ def followed(
     status = WatchStatus(outcome, outcome.policy)
     step_ms = outcome.default_ms or 0.0
     each, ahead = lengths(step_ms)
-    watching = watch(outcome, ahead=ahead, each=each, seed=seed, status=status)
+    watching = watch(outcome, ahead=ahead, each=each, seed=seed, record=job.record, status=status)
     trial = next(watching, None)
     while job.number < steps:
         sample = job.run(trial or Trial(status.in_force, light=True))
@@ -177,7 +182,7 @@ def lived(kind: Kind, seed: int, share: float, steps: int, worse: tuple[float, f
     less = lambda policy, number: better(policy, number) - costs.get(policy.max_ctas or 0, 0.0)  # noqa: E731
     job = SimulatedJob(kind, seed, less, MEETING_MS)
     without = SimulatedJob(kind, seed, less)
-    outcome = searched(job.run, ended=lambda: job.number >= steps)
+    outcome = searched(job.run, ended=lambda: job.number >= steps, record=job.record)
     (*_, status) = (WatchStatus(outcome, outcome.policy), *followed(job, outcome, steps, seed))
     while without.number < job.number:
         without.step(DEFAULT)
