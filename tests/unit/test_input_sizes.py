@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from statistics import stdev
 
 import pytest
 
-from weft.measure.input_sizes import InputSizes, SizedStep, apart
+from weft.measure.copied_by_policy import CopiedByPolicy
+from weft.measure.input_sizes import InputSizes, SizedStep
 from weft.policy import Policy
 from weft.tuning.live.trial import Record, Sample, Trial, ask
 
@@ -20,6 +22,7 @@ MB = 1e6
 def learned(steps: list[SizedStep], *, settled: bool = True) -> InputSizes:
     sizes = InputSizes()
     for step in steps:
+        sizes.outdated(step)
         sizes.note(step)
     if settled:
         sizes.settle()
@@ -94,13 +97,53 @@ def test_times_stay_comparable_while_more_is_learned():
 
 def test_a_job_that_gets_other_inputs_is_learned_anew():
     sizes, others = learned(drawn(32)), drawn(40, seed=4, least=2.0, most=3.0)
-    assert not any(sizes.foreign(step) for step in drawn(32, seed=5))
-    noticed = next(i for i, step in enumerate(others) if sizes.foreign(step))
+    assert not any(sizes.outdated(step) for step in drawn(32, seed=5))
+    noticed = next(i for i, step in enumerate(others) if sizes.outdated(step))
     assert noticed < 10
     assert not sizes.matter
     for step in others[noticed:]:
         sizes.note(step)
     assert scatter(sizes, drawn(50, seed=6, least=2.0, most=3.0)) < 0.015
+
+
+def test_inputs_that_explain_the_first_steps_only_are_not_used_later():
+    """Such as while the files of a first epoch are not in the cache, or shapes are compiled."""
+    r, sizes = random.Random(0), InputSizes()
+    later = []
+    for number in range(200):
+        size = r.uniform(0.8, 1.2)
+        step = SizedStep((100 * size if number < 30 else 100) * math.exp(r.gauss(0, 0.01)), MB * size, MB)
+        later.append(sizes.usual_ms(step))
+        sizes.outdated(step)
+        sizes.note(step)
+    assert stdev(later[36:46]) > 5
+    assert stdev(later[60:]) < 2
+
+
+@pytest.mark.parametrize("constant", [40, 100, 1000])
+def test_inputs_that_begin_to_vary_are_used(constant):
+    r, sizes = random.Random(1), InputSizes()
+    steps = [SizedStep(100 * math.exp(r.gauss(0, 0.01)), MB, MB) for _ in range(constant)]
+    steps += drawn(300, seed=2)
+    times = []
+    for step in steps:
+        times.append(sizes.usual_ms(step))
+        sizes.outdated(step)
+        sizes.note(step)
+    assert stdev(math.log(ms) for ms in times[-100:]) < 0.02
+
+
+def test_a_job_that_alternates_is_not_made_more_uneven():
+    """Two models in turns: the input tells nothing of the second one's time."""
+    for seed in range(10):
+        r, sizes = random.Random(seed), InputSizes()
+        for number in range(200):
+            size = r.uniform(0.8, 1.2)
+            ms, more = (100 * size, 1) if number % 2 else (200, 3)
+            step = SizedStep(ms * math.exp(r.gauss(0, 0.01)), MB * more * size, MB)
+            sizes.outdated(step)
+            sizes.note(step, 0 if number < 16 else r.randrange(3))  # then other policies come in between
+            assert not sizes.matter
 
 
 # --- the steps of a job -------------------------------------------------------------------------------------
@@ -140,8 +183,8 @@ def test_a_watch_does_not_take_the_first_ranks_input_for_the_longest():
     record = Record()
     asked(record, of_ranks(60))
     watched = of_ranks(60, light=True, seed=1)
-    raw = [sample.ms for _, sample in watched]
-    assert stdev(asked(record, watched)) < 1.05 * stdev(raw)
+    before = [math.log(sample.ms) for _, sample in watched]
+    assert stdev(map(math.log, asked(record, watched))) < 1.05 * stdev(before)
 
 
 def test_steps_that_were_timed_together_count_by_their_mean_input():
@@ -193,18 +236,43 @@ def test_what_a_policy_copies_itself_is_not_taken_for_a_larger_input():
     assert times[-20:] == [sample.ms for _, sample in steps[-20:]]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_equal_inputs_are_not_taken_for_different_ones(seed):
+# --- what a policy copies ------------------------------------------------------------------------------------
+
+
+def told_apart(sizes: Iterable[float], seed: int, more: float = 0.0, hold: int = 1) -> int | None:
+    """The step at which the second of two policies, drawn for `hold` steps at a time, is found to copy more."""
+    r, by_policy, policy = random.Random(seed), CopiedByPolicy(), 0
+    for number, size in enumerate(sizes):
+        policy = r.randrange(2) if number % hold == 0 else policy
+        if by_policy.add(size + more * policy, policy, 0):
+            return number
+    return None
+
+
+@pytest.mark.parametrize("hold", [1, 12])
+@pytest.mark.parametrize("seed", range(10))
+def test_equal_inputs_are_not_taken_for_different_ones(seed, hold):
     r = random.Random(seed)
-    sizes, others = ([r.choice((1.0, 1.5, 2.0)) for _ in range(count)] for count in (64, 20))
-    assert apart(sizes, others) < 4
+    assert told_apart([r.choice((1.0, 1.5, 2.0)) for _ in range(600)], seed, hold=hold) is None
+    assert told_apart([1.0] * 600, seed, hold=hold) is None
 
 
-def test_different_inputs_are_told_apart():
-    r = random.Random(0)
-    sizes, others = [r.uniform(0.8, 1.2) for _ in range(64)], [r.uniform(1.0, 1.4) for _ in range(20)]
-    assert apart(sizes, others) > 4
-    assert apart(sizes, []) == apart([1.0] * 9, [1.0] * 9) == 0
+@pytest.mark.parametrize("hold", [1, 12])
+@pytest.mark.parametrize("seed", range(10))
+def test_inputs_that_become_longer_or_are_sorted_are_not_put_down_to_a_policy(seed, hold):
+    """A policy's steps come later than those of the warm-up, or a block of them has the longest inputs."""
+    r = random.Random(seed)
+    assert told_apart([1 + number / 200 for number in range(600)], seed, hold=hold) is None
+    stretches = [r.uniform(0.8, 1.2) for _ in range(60)]
+    assert told_apart([stretches[number // 10] for number in range(600)], seed, hold=hold) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_policy_that_copies_more_is_told_apart(seed):
+    r = random.Random(seed)
+    noticed = told_apart([r.uniform(0.8, 1.2) for _ in range(300)], seed, more=0.4)
+    assert noticed is not None
+    assert noticed < 90
 
 
 def test_inputs_that_only_grow_are_a_new_pace_each_time():

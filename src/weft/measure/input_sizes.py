@@ -4,16 +4,16 @@ Where the length of a batch changes from step to step, so do step times, by much
 much a program copies from the host in a step tells how large its input is, before the step runs and whatever
 the policy: a step's time can be divided by what its size explains. A size has no part in which policy a step
 gets, so tests on drawn steps (`weft.measure.sequential`) stay valid whatever is fitted here. A poor fit costs
-power, never validity. Where a policy does change what is copied (`apart`), sizes must not be used.
+power, never validity. Where a policy does change what is copied (`weft.measure.copied_by_policy`), sizes must
+not be used.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from statistics import fmean, median
 
@@ -24,6 +24,11 @@ _EXPLAINS = 0.6  # of the scatter of step times may be left
 _BEYOND = 0.5  # of the range of known sizes, on either side, for which the fit still counts
 _LEAST = 0.2  # of the usual step: a fit that predicts less is none
 _OTHERS = 8  # steps in a row of unknown sizes after which the job has other inputs
+_JUDGED, _BETWEEN = 24, 8  # latest steps by which a fit is judged, and steps from one time to the next
+_WITHOUT = 128  # steps without a fit after which inputs may have begun to vary
+_SURE = 32  # steps for a fit of times that did not follow sizes before
+_LONGEST = 8  # steps of a cycle, at most
+_CYCLE = 0.5  # of the scatter is left at the same place of a cycle, at most, if there is one
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class _Fit:
     least: float
     most: float
     earlier: bool
+    left: float = math.inf
+    """The scatter that it leaves."""
 
     def ms(self, size: float) -> float:
         return self.level + self.slope * size
@@ -61,12 +68,23 @@ class InputSizes:
     """Step times by the size of their inputs, as far as it explains them."""
 
     def __init__(self) -> None:
-        self._known: deque[SizedStep] = deque(maxlen=FITS[-1])
-        self._count = self._others = 0
+        self._settled = False
+        self._start()
+
+    def _start(self, least: int = FITS[0]) -> None:
+        """Nothing is known. `least`: steps for a fit."""
+        self._least = least
+        self.policy: int | None = None
+        """The policy that is learned from."""
+        self._known: list[SizedStep] = []
+        self._numbers: list[int] = []
+        """Of the known steps, among all."""
+        self._others = self._steps = 0
         self._fit: _Fit | None = None
         self._usual: float | None = None
         """The size to which times are converted."""
-        self._settled = False
+        self._latest: deque[tuple[int, float, float]] = deque(maxlen=_JUDGED)
+        """Number of a step whose size is known, and logarithms of its time, as it was and converted."""
 
     def settle(self) -> None:
         """Convert to the same size from now on, so that times remain comparable while more is learned."""
@@ -85,36 +103,47 @@ class InputSizes:
         expected, usual = fit.ms(size), fit.ms(self._usual)
         return step.ms * usual / expected if expected > _LEAST * usual else step.ms
 
-    def note(self, step: SizedStep) -> None:
-        """Learn from a step. All of them ran under the same policy."""
-        if not 0 < step.ms < math.inf or self._count == FITS[-1]:
+    def note(self, step: SizedStep, policy: int = 0) -> None:
+        """Learn from a step. A policy's effect must not become a property of the inputs that it had, so only
+        the steps under one of them count."""
+        self.policy = policy if self.policy is None else self.policy
+        if policy != self.policy or not 0 < step.ms < math.inf or len(self._known) == FITS[-1]:
             return
         self._known.append(step)
-        self._count += 1
-        if self._count in FITS:
+        self._numbers.append(self._steps)
+        if len(self._known) in FITS and len(self._known) >= self._least:
             self._refit()
 
-    def foreign(self, step: SizedStep) -> bool:
-        """Note a step; whether the job has had other inputs for some steps. Then it learns anew."""
-        if self._fit is None or self._fit.knows(step.of(self._fit.earlier)):
+    def outdated(self, step: SizedStep) -> bool:
+        """Judge what is known by a step, before it is noted; whether it must be learned anew."""
+        self._steps += 1
+        if self._fit is None:
+            anew, least = self._steps >= _WITHOUT, _SURE
+        elif self._fit.knows(step.of(self._fit.earlier)):
             self._others = 0
+            self._latest.append((self._steps, math.log(step.ms), math.log(self.usual_ms(step))))
+            anew, least = self._steps % _BETWEEN == 0 and self._misleads(), _SURE
+        else:
+            self._others += 1
+            anew, least = self._others >= _OTHERS, FITS[0]
+        if anew:
+            self._start(least)
+        return anew
+
+    def _misleads(self) -> bool:
+        """Whether times lately scatter more with the fit than without it: they no longer follow the sizes."""
+        if len(self._latest) < _JUDGED:
             return False
-        self._others += 1
-        if self._others < _OTHERS:
-            return False
-        self._known.clear()
-        self._count = self._others = 0
-        self._fit = self._usual = None
-        return True
+        return all(after > before for before, after in _scatters(*zip(*self._latest, strict=True)))
 
     def _refit(self) -> None:
-        fits = [fit for earlier in (False, True) if (fit := _fitted(self._known, earlier))]
-        self._fit = min(fits, key=lambda fit: _left(self._known, fit), default=None)
+        fits = [fit for earlier in (False, True) if (fit := _fitted(self._known, self._numbers, earlier))]
+        self._fit = min(fits, key=lambda fit: fit.left, default=None)
         if self._fit is not None and not (self._settled and self._usual):
             self._usual = median(step.of(self._fit.earlier) for step in self._known)
 
 
-def _fitted(steps: Sequence[SizedStep], earlier: bool) -> _Fit | None:
+def _fitted(steps: Sequence[SizedStep], numbers: Sequence[int], earlier: bool) -> _Fit | None:
     """A line that a few odd steps do not move (Theil and Sen); None: the size does not explain the times."""
     sizes = [step.of(earlier) for step in steps]
     least, most = min(sizes), max(sizes)
@@ -131,29 +160,38 @@ def _fitted(steps: Sequence[SizedStep], earlier: bool) -> _Fit | None:
     fit = _Fit(slope, level, least, most, earlier)
     if slope <= 0 or min(map(fit.ms, sizes)) <= _LEAST * fit.ms(median(sizes)):
         return None
-    explained = zip(_left(steps, fit), _rough([math.log(step.ms) for step in steps]), strict=True)
-    return fit if any(left <= _EXPLAINS * rough for left, rough in explained) else None
+    after = [math.log(step.ms / fit.ms(step.of(earlier))) for step in steps]
+    scatters = _scatters(numbers, [math.log(step.ms) for step in steps], after)
+    if any(left <= _EXPLAINS * before for before, left in scatters):
+        return replace(fit, left=scatters[0][1])
+    return None
 
 
-def _left(steps: Sequence[SizedStep], fit: _Fit) -> tuple[float, float]:
-    """The scatter that a fit leaves."""
-    return _rough([math.log(step.ms / fit.ms(step.of(fit.earlier))) for step in steps])
-
-
-def _rough(logs: Sequence[float]) -> tuple[float, float]:
-    """How much successive steps differ: most of them, and on average.
+def _scatters(
+    numbers: Sequence[int], before: Sequence[float], after: Sequence[float]
+) -> list[tuple[float, float]]:
+    """How much steps differ before and after a conversion: most of them, and on average.
 
     Most do not where inputs change now and then; and an average is that of a few stalls, if there are some.
+    Steps that follow each other are compared, or those at the same place of a cycle where they differ less.
     """
-    apart = [min(abs(b - a), 1.0) for a, b in pairwise(logs)]
-    return median(apart), fmean(apart)
+    periods = range(1, min(_LONGEST, len(numbers) // 4) + 1)
+    both = [(_apart(numbers, before, period), _apart(numbers, after, period)) for period in periods]
+    found = []
+    for middle in (median, fmean):
+        first, *others = [(middle(steps), middle(converted)) for steps, converted in both]
+        cycle = min(others, default=first)
+        found.append(cycle if cycle[0] <= _CYCLE * first[0] else first)
+    return found
 
 
-def apart(sizes: Sequence[float], others: Sequence[float]) -> float:
-    """How far two sets of sizes are apart, in standard errors, by ranks (Mann and Whitney)."""
-    ordered, count = sorted(others), len(sizes) * len(others)
-    if not count:
-        return 0.0
-    above = sum(bisect_left(ordered, size) + bisect_right(ordered, size) for size in sizes) / 2
-    error = math.sqrt(count * (len(sizes) + len(others) + 1) / 12)
-    return abs(above - count / 2) / error
+def _apart(numbers: Sequence[int], logs: Sequence[float], period: int) -> list[float]:
+    """By how much each step differs from the next one at the same place of a cycle."""
+    last: dict[int, float] = {}
+    apart = []
+    for number, log_ms in zip(numbers, logs, strict=True):
+        place = number % period
+        if place in last:
+            apart.append(min(abs(log_ms - last[place]), 1.0))
+        last[place] = log_ms
+    return apart

@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from weft.measure.input_sizes import InputSizes, SizedStep, apart
-
-_COMPARED, _FEWEST = 64, 8  # steps under a policy whose sizes are compared, at most and at least
-_APART = 4.0  # standard errors: by chance once in 16,000 comparisons
+from weft.measure.copied_by_policy import CopiedByPolicy
+from weft.measure.input_sizes import InputSizes, SizedStep
 
 
 class Inputs(NamedTuple):
@@ -28,9 +26,8 @@ class StepInputs:
     def __init__(self) -> None:
         self._largest, self._own = InputSizes(), InputSizes()
         self._before: tuple[float, ...] = ()
-        self._policy: int | None = None
-        self._sizes: dict[int, list[float]] = {}
-        """By policy: the first sizes on the leader."""
+        self._by_policy = CopiedByPolicy()
+        """The sizes on the leader."""
         self._depend = False
         """A policy has changed what is copied, or a step's time has: then it tells nothing of the input."""
 
@@ -66,25 +63,14 @@ class StepInputs:
         return self._own.usual_ms(step.own)
 
     def note(self, step: Inputs | None, policy: int) -> None:
-        """Learn from a step under one of the job's policies: from the steps under one of them."""
+        """Learn from a step under one of the job's policies."""
         if step is None:
             return
-        sizes = [(self._own, step.own), *([(self._largest, step.largest)] if step.largest else [])]
-        others = [learns.foreign(one) for learns, one in sizes]
-        if self._policy is None or any(others):
-            self._policy = policy
-            self._sizes.clear()
-        if policy == self._policy:
-            for learns, one in sizes:
-                learns.note(one)
-        self._compare(step.own.size, policy)
-
-    def _compare(self, size: float, policy: int) -> None:
-        """Whether the steps under a policy have the same inputs as those that were learned from."""
-        seen = self._sizes.setdefault(policy, [])
-        if len(seen) == _COMPARED:
-            return
-        seen.append(size)
-        learned = self._sizes.get(self._policy or 0, [])
-        if policy != self._policy and len(seen) >= _FEWEST and len(seen) % 4 == 0 and self.matter:
-            self._depend = apart(seen, learned) > _APART
+        if self._own.outdated(step.own):
+            self._by_policy = CopiedByPolicy()
+        self._own.note(step.own, policy)
+        if step.largest is not None:
+            self._largest.outdated(step.largest)
+            self._largest.note(step.largest, policy)
+        differs = self._by_policy.add(step.own.size, policy, self._own.policy or 0)
+        self._depend = self._depend or (differs and self.matter)
