@@ -28,6 +28,9 @@ class StepInputs:
         self._before: tuple[float, ...] = ()
         self._by_policy = CopiedByPolicy()
         """The sizes on the leader."""
+        self._both_ms = [0.0, 0.0]
+        """Sums over the steps whose inputs are known on all ranks: their times by the leader's input, and by the
+        largest. The ratio makes the times of a watch comparable with those of a search."""
         self._depend = False
         """A policy has changed what is copied, or a step's time has: then it tells nothing of the input."""
 
@@ -60,7 +63,9 @@ class StepInputs:
             return step.own.ms
         if step.largest is not None:
             return self._largest.usual_ms(step.largest)
-        return self._own.usual_ms(step.own)
+        by_own, by_largest = self._both_ms
+        comparable = by_own > 0 and self._largest.matter
+        return self._own.usual_ms(step.own) * (by_largest / by_own if comparable else 1.0)
 
     def note(self, step: Inputs | None, policy: int) -> None:
         """Learn from a step under one of the job's policies."""
@@ -70,7 +75,11 @@ class StepInputs:
             self._by_policy = CopiedByPolicy()
         self._own.note(step.own, policy)
         if step.largest is not None:
-            self._largest.outdated(step.largest)
+            if self._largest.outdated(step.largest):
+                self._both_ms = [0.0, 0.0]
             self._largest.note(step.largest, policy)
+            if self._largest.matter:
+                self._both_ms[0] += self._own.usual_ms(step.own)
+                self._both_ms[1] += self._largest.usual_ms(step.largest)
         differs = self._by_policy.add(step.own.size, policy, self._own.policy or 0)
         self._depend = self._depend or (differs and self.matter)
