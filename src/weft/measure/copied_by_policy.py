@@ -54,9 +54,10 @@ class CopiedByPolicy:
             return False
         here = above(self._nearby[policy], self._nearby.get(other, []))
         nearby = _errors([here, *self._before.get(policy, [])])
+        if abs(nearby) <= _ALSO_NEARBY:
+            return False
         first = _errors([above(self._first[policy], self._first.get(other, []))])
-        both = abs(first) > _APART and nearby * math.copysign(1, first) > _ALSO_NEARBY
-        return both or abs(nearby) > _APART
+        return abs(nearby) > _APART or first * math.copysign(1, nearby) > _APART
 
     def _close(self, other: int) -> None:
         """Begin another stretch."""

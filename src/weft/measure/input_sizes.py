@@ -11,7 +11,6 @@ not be used.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
@@ -24,7 +23,7 @@ _EXPLAINS = 0.6  # of the scatter of step times may be left
 _BEYOND = 0.5  # of the range of known sizes, on either side, for which the fit still counts
 _LEAST = 0.2  # of the usual step: a fit that predicts less is none
 _OTHERS = 8  # steps in a row of unknown sizes after which the job has other inputs
-_JUDGED, _BETWEEN = 24, 8  # latest steps by which a fit is judged, and steps from one time to the next
+_JUDGED = 24  # steps of known sizes by which a fit is judged each time
 _WITHOUT = 128  # steps without a fit after which inputs may have begun to vary
 _SURE = 32  # steps for a fit of times that did not follow sizes before
 _LONGEST = 8  # steps of a cycle, at most
@@ -69,6 +68,7 @@ class InputSizes:
 
     def __init__(self) -> None:
         self._settled = False
+        self._patience = _WITHOUT
         self._start()
 
     def _start(self, least: int = FITS[0]) -> None:
@@ -83,8 +83,8 @@ class InputSizes:
         self._fit: _Fit | None = None
         self._usual: float | None = None
         """The size to which times are converted."""
-        self._latest: deque[tuple[int, float, float]] = deque(maxlen=_JUDGED)
-        """Number of a step whose size is known, and logarithms of its time, as it was and converted."""
+        self._latest: list[tuple[int, float, float]] = []
+        """Number of a step whose size is known, and its time, as it was and converted."""
 
     def settle(self) -> None:
         """Convert to the same size from now on, so that times remain comparable while more is learned."""
@@ -118,11 +118,13 @@ class InputSizes:
         """Judge what is known by a step, before it is noted; whether it must be learned anew."""
         self._steps += 1
         if self._fit is None:
-            anew, least = self._steps >= _WITHOUT, _SURE
+            anew, least = self._steps >= self._patience, _SURE
+            if anew and _vary([known.size for known in self._known]):
+                self._patience *= 2  # they did and explained nothing: a fit of many steps takes milliseconds
         elif self._fit.knows(step.of(self._fit.earlier)):
             self._others = 0
-            self._latest.append((self._steps, math.log(step.ms), math.log(self.usual_ms(step))))
-            anew, least = self._steps % _BETWEEN == 0 and self._misleads(), _SURE
+            self._latest.append((self._steps, step.ms, self.usual_ms(step)))
+            anew, least = len(self._latest) == _JUDGED and self._misleads(), _SURE
         else:
             self._others += 1
             anew, least = self._others >= _OTHERS, FITS[0]
@@ -132,9 +134,10 @@ class InputSizes:
 
     def _misleads(self) -> bool:
         """Whether times lately scatter more with the fit than without it: they no longer follow the sizes."""
-        if len(self._latest) < _JUDGED:
-            return False
-        return all(after > before for before, after in _scatters(*zip(*self._latest, strict=True)))
+        numbers, *both = zip(*self._latest, strict=True)
+        self._latest.clear()
+        before, after = ([math.log(ms) for ms in times] for times in both)
+        return all(left > scatter for scatter, left in _scatters(numbers, before, after))
 
     def _refit(self) -> None:
         fits = [fit for earlier in (False, True) if (fit := _fitted(self._known, self._numbers, earlier))]
@@ -146,25 +149,27 @@ class InputSizes:
 def _fitted(steps: Sequence[SizedStep], numbers: Sequence[int], earlier: bool) -> _Fit | None:
     """A line that a few odd steps do not move (Theil and Sen); None: the size does not explain the times."""
     sizes = [step.of(earlier) for step in steps]
-    least, most = min(sizes), max(sizes)
     ups = [b > a for a, b in pairwise(sizes) if a != b]
     turns = sum(a != b for a, b in pairwise(ups))
-    if most - least <= _VARY * most or turns < _TURNS:
+    if not _vary(sizes) or turns < _TURNS:
         return None
+    times = [step.ms for step in steps]
     slope = median(
-        (b.ms - a.ms) / (b.of(earlier) - a.of(earlier))
-        for a, b in combinations(steps, 2)
-        if a.of(earlier) != b.of(earlier)
+        (b - a) / (y - x) for (x, a), (y, b) in combinations(zip(sizes, times, strict=True), 2) if x != y
     )
-    level = median(step.ms - slope * step.of(earlier) for step in steps)
-    fit = _Fit(slope, level, least, most, earlier)
+    level = median(ms - slope * size for size, ms in zip(sizes, times, strict=True))
+    fit = _Fit(slope, level, min(sizes), max(sizes), earlier)
     if slope <= 0 or min(map(fit.ms, sizes)) <= _LEAST * fit.ms(median(sizes)):
         return None
-    after = [math.log(step.ms / fit.ms(step.of(earlier))) for step in steps]
-    scatters = _scatters(numbers, [math.log(step.ms) for step in steps], after)
+    after = [math.log(ms / fit.ms(size)) for size, ms in zip(sizes, times, strict=True)]
+    scatters = _scatters(numbers, list(map(math.log, times)), after)
     if any(left <= _EXPLAINS * before for before, left in scatters):
         return replace(fit, left=scatters[0][1])
     return None
+
+
+def _vary(sizes: Sequence[float]) -> bool:
+    return max(sizes, default=0.0) - min(sizes, default=0.0) > _VARY * max(sizes, default=0.0)
 
 
 def _scatters(

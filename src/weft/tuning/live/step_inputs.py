@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from weft.measure.copied_by_policy import CopiedByPolicy
 from weft.measure.input_sizes import InputSizes, SizedStep
+
+LEAST_MS, MOST_MS = 1e-6, 1e9  # of a step: shorter and longer ones were not timed right
+MOST_BYTES = 2.0**60  # that a step copies; fewer than none were counted where a process counts anew
 
 
 class Inputs(NamedTuple):
@@ -29,8 +31,8 @@ class StepInputs:
         self._by_policy = CopiedByPolicy()
         """The sizes on the leader."""
         self._both_ms = [0.0, 0.0]
-        """Sums over the steps whose inputs are known on all ranks: their times by the leader's input, and by the
-        largest. The ratio makes the times of a watch comparable with those of a search."""
+        """Sums over the steps whose inputs are known on all ranks: their times by the leader's input, and by
+        the largest. The ratio makes the times of a watch comparable with those of a search."""
         self._depend = False
         """A policy has changed what is copied, or a step's time has: then it tells nothing of the input."""
 
@@ -50,7 +52,7 @@ class StepInputs:
         `copied`: bytes by rank, the leader first; of a `light` trial only the leader's.
         """
         before, self._before = self._before, tuple(copied)
-        if not copied or not 0 < ms < math.inf:
+        if not copied or not LEAST_MS < ms < MOST_MS or not 0 <= min(copied) <= max(copied) < MOST_BYTES:
             return None
         if together or len(before) < len(copied):
             before = tuple(copied)
