@@ -56,13 +56,28 @@ def test_inputs_that_are_copied_one_step_in_advance_explain_the_next_step():
 
 
 def test_a_step_that_was_never_explained_keeps_its_time():
-    """Before there are enough steps, where sizes are equal, where they explain nothing, and far outside."""
+    """Before there are enough steps, where sizes are equal, and where they explain nothing."""
     r = random.Random(2)
     assert learned(drawn(7)).usual_ms(SizedStep(120, 1.2 * MB, MB)) == 120
     assert not learned([SizedStep(r.uniform(80, 120), MB, MB) for _ in range(64)]).matter
     assert not learned([SizedStep(100, r.uniform(0.5, 1.5) * MB, MB) for _ in range(64)]).matter
-    twice = SizedStep(200, 2 * MB, 2 * MB)  # a new sequence length is a new pace, and is to be seen
-    assert learned(drawn(16)).usual_ms(twice) == 200
+
+
+def test_inputs_that_are_suddenly_much_longer_are_seen():
+    """A new sequence length is a new pace. It is not converted by a line that is not known to hold there."""
+    twice = SizedStep(200, 2 * MB, 2 * MB)
+    assert 130 < learned(drawn(16)).usual_ms(twice) < 200
+
+
+def test_inputs_that_slowly_become_longer_do_not_make_times_jump():
+    """Where a few are beyond what is known, those steps would look like stalls, and half of them like two paces."""
+    sizes = learned(drawn(16))
+    for growth in (1.0, 1.1, 1.2, 1.3):
+        times = [
+            sizes.usual_ms(SizedStep(step.ms * growth, step.size * growth, step.before * growth))
+            for step in drawn(50, seed=7)
+        ]
+        assert stdev(map(math.log, times)) < 0.06
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -23,7 +23,7 @@ _EXPLAINS = 0.6  # of the scatter of step times may be left
 _BEYOND = 0.5  # of the range of known sizes, on either side, for which the fit still counts
 _LEAST = 0.2  # of the usual step: a fit that predicts less is none
 _OTHERS = 8  # steps in a row of unknown sizes after which the job has other inputs
-_JUDGED = 24  # steps of known sizes by which a fit is judged each time
+_JUDGED = 16  # steps of known sizes by which a fit is judged each time
 _WITHOUT = 128  # steps without a fit after which inputs may have begun to vary
 _SURE = 32  # steps for a fit of times that did not follow sizes before
 _LONGEST = 8  # steps of a cycle, at most
@@ -58,9 +58,13 @@ class _Fit:
     def ms(self, size: float) -> float:
         return self.level + self.slope * size
 
-    def knows(self, size: float) -> bool:
+    def known(self, size: float) -> float:
+        """The nearest size for which it counts."""
         beyond = _BEYOND * (self.most - self.least)
-        return self.least - beyond <= size <= self.most + beyond
+        return min(max(size, self.least - beyond), self.most + beyond)
+
+    def knows(self, size: float) -> bool:
+        return self.known(size) == size
 
 
 class InputSizes:
@@ -98,10 +102,12 @@ class InputSizes:
     def usual_ms(self, step: SizedStep) -> float:
         """The time that the step would have taken with an input of the usual size."""
         fit = self._fit
-        if fit is None or self._usual is None or not fit.knows(size := step.of(fit.earlier)):
+        if fit is None or self._usual is None:
             return step.ms
-        expected, usual = fit.ms(size), fit.ms(self._usual)
-        return step.ms * usual / expected if expected > _LEAST * usual else step.ms
+        usual = fit.ms(self._usual)
+        # Beyond the sizes that it knows as for the nearest of them: inputs that slowly become longer do not
+        # begin to take twice the time all at once, and those that are suddenly much longer are still seen.
+        return step.ms * usual / max(fit.ms(fit.known(step.of(fit.earlier))), _LEAST * usual)
 
     def note(self, step: SizedStep, policy: int = 0) -> None:
         """Learn from a step. A policy's effect must not become a property of the inputs that it had, so only
