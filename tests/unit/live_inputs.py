@@ -151,3 +151,46 @@ def told_batches(steps: int, growth: float) -> Times:
 def limited(r: random.Random, number: int) -> float:
     """A random length below a limit that rises every 40 steps."""
     return min(1.0, 0.25 + 0.05 * (number // 40)) * r.betavariate(3, 1.5)
+
+
+@dataclass
+class Told:
+    """Steps of one rank whose lengths and times come from a function of the step's number."""
+
+    r: random.Random
+    length: Callable[[random.Random, int], float]
+    explains: Callable[[int], bool] = lambda number: True
+    """Whether the length explains the time of a step."""
+    copied: tuple[float, ...] = ()
+
+    def __call__(self, now: Moment) -> float:
+        length = self.length(self.r, now.number)
+        self.copied = (float(round(TOKEN * length)),)
+        return now.ms * (length if self.explains(now.number) else 1.0) * jitter(self.r, 0.01)
+
+
+def explaining_at_first(steps: int) -> Times:
+    """Steps that take a time by their input only at first, such as while its files are not in the cache."""
+    return lambda r: Told(r, between(0.8, 1.2), lambda number: number < steps)
+
+
+def grouped(steps: int) -> Times:
+    """Batches of similar length for so many steps, about."""
+
+    def times(r: random.Random) -> StepTimes:
+        usual = r.uniform(0.8, 1.2)
+
+        def length(r: random.Random, number: int) -> float:
+            nonlocal usual
+            if r.random() < 1 / steps:
+                usual = r.uniform(0.8, 1.2)
+            return usual * jitter(r, 0.03)
+
+        return Told(r, length)
+
+    return times
+
+
+def longer_slowly(per_step: float) -> Times:
+    """Lengths that grow, up to half as much again."""
+    return lambda r: Told(r, lambda r, number: min(1.5, 1 + per_step * number) * r.uniform(0.8, 1.2))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from live_jobs import lived, tuned
+from live_inputs import TOKEN, explaining_at_first, grouped, longer_slowly
+from live_jobs import BETTER, SimulatedJob, better_by, lived, reverted, searched, tuned
 from live_kinds import CLOCKED, JOBS, SIZED, Kind
 from live_machines import multiplied
 from live_noise import pattern
+
+from weft.tuning.live.trial import Sample, Trial
 
 pytestmark = pytest.mark.timeout(400)
 CLOCKED_JOBS = 2  # of each kind whose steps also know the clock
@@ -46,6 +51,37 @@ def test_a_gain_is_found_where_inputs_vary_by_much_more(kind):
     found = [outcome for seed in range(20) if (outcome := tuned(SIZED[kind], seed, 0.05)).kept]
     assert len(found) >= 17
     assert sum(outcome.ci_pct[0] <= 5 <= outcome.ci_pct[1] for outcome in found) >= 0.8 * len(found)
+
+
+@pytest.mark.parametrize("more", [-0.5, 0.5, 1.0])
+def test_a_policy_that_makes_the_program_copy_more_or_less_is_not_taken_for_faster(more):
+    class Copying(SimulatedJob):
+        def run(self, trial: Trial) -> Sample:
+            sample = super().run(trial)
+            extra = TOKEN * more * (trial.policy.max_ctas == BETTER.max_ctas)
+            return replace(sample, copied=tuple(size + extra for size in sample.copied))
+
+    jobs = [Copying(SIZED["inputs 0.8 to 1.2"], seed, better_by(0)) for seed in range(20)]
+    assert sum(searched(job.run, record=job.record).kept for job in jobs) <= 1
+
+
+@pytest.mark.parametrize("kind", [explaining_at_first(60), grouped(10), longer_slowly(0.003)])
+def test_a_gain_is_found_where_inputs_explain_the_first_steps_only_or_change_slowly(kind):
+    found = [outcome for seed in range(30) if (outcome := tuned(Kind(kind), seed, 0.05)).kept]
+    assert len(found) >= 21
+    assert sum(outcome.ci_pct[0] <= 5 <= outcome.ci_pct[1] for outcome in found) >= 0.8 * len(found)
+
+
+def test_the_watch_of_ranks_with_other_inputs_finds_steps_as_long_as_promised():
+    lives = [lived(SIZED["inputs of 4 ranks"], seed, 0.05, 3000) for seed in range(8)]
+    claims = [life.status for life in lives if life.claims]
+    assert len(claims) >= 6
+    assert sum(status.lately_ms is not None for status in claims) <= 2
+
+
+def test_a_policy_is_not_reverted_because_inputs_become_longer():
+    kind = Kind(longer_slowly(0.001))
+    assert sum(reverted(kind, seed, 0.05, 1000) for seed in range(30)) <= 1
 
 
 def test_a_cycle_of_two_blocks_does_not_spoil_the_interval():

@@ -1,7 +1,7 @@
 """CopiedByPolicy: does a policy change how much a program copies? Then that does not tell its inputs.
 
 Inputs that are sorted by length, or become longer, differ between any two stretches of a job. So steps are
-compared with those under the other policy nearby, and of many successive steps under one policy only the
+compared with those under the first policy nearby, and of many successive steps under one policy only the
 first counts. Where all steps under the two policies differ, less has to be seen nearby.
 """
 
@@ -20,21 +20,23 @@ _ALSO_NEARBY = 2.0  # the same nearby, where the first steps are apart: inputs t
 
 
 class CopiedByPolicy:
-    """The sizes of steps by their policy."""
+    """The sizes of steps by their policy, compared with those under the policy of the first step."""
 
     def __init__(self) -> None:
+        self._other = -1
         self._policy: int | None = None
         self._run: list[float] = []
         """The sizes since the policy has changed."""
         self._runs = 0
         self._nearby: dict[int, list[float]] = {}
         self._before: dict[int, list[tuple[float, float]]] = {}
-        """By policy: of each earlier stretch how much the sizes were above those of the other policy."""
+        """By policy: of each earlier stretch how much the sizes were above those of the first policy."""
         self._first: dict[int, list[float]] = {}
 
-    def add(self, size: float, policy: int, other: int) -> bool:
-        """Note a step; whether the policy of the steps before copies more than the other one, or less."""
-        differs = policy != self._policy and self._run != [] and self._end_run(other)
+    def add(self, size: float, policy: int) -> bool:
+        """Note a step; whether the policy of the steps before copies more than the first one, or less."""
+        differs = policy != self._policy and self._policy is not None and self._end_run(self._policy)
+        self._other = policy if self._policy is None else self._other
         self._policy = policy
         if len(self._run) <= _SHORT:
             self._run.append(size)
@@ -42,26 +44,26 @@ class CopiedByPolicy:
             first.append(size)
         return differs
 
-    def _end_run(self, other: int) -> bool:
-        policy, run = self._policy or 0, self._run
+    def _end_run(self, policy: int) -> bool:
+        run = self._run
         if self._runs == _NEARBY:
-            self._close(other)
+            self._close()
         self._runs += 1
         # Steps whose policy was drawn for each of them differ by chance only, blocks of them by their inputs.
         self._nearby.setdefault(policy, []).extend(run if len(run) <= _SHORT else run[:1])
         self._run = []
-        if policy == other:
+        if policy == self._other:
             return False
-        here = above(self._nearby[policy], self._nearby.get(other, []))
+        here = above(self._nearby[policy], self._nearby.get(self._other, []))
         nearby = _errors([here, *self._before.get(policy, [])])
         if abs(nearby) <= _ALSO_NEARBY:
             return False
-        first = _errors([above(self._first[policy], self._first.get(other, []))])
+        first = _errors([above(self._first[policy], self._first.get(self._other, []))])
         return abs(nearby) > _APART or first * math.copysign(1, nearby) > _APART
 
-    def _close(self, other: int) -> None:
+    def _close(self) -> None:
         """Begin another stretch."""
-        others = self._nearby.pop(other, [])
+        others = self._nearby.pop(self._other, [])
         for policy, sizes in self._nearby.items():
             before = self._before.setdefault(policy, [])
             if others and len(before) < _STRETCHES:

@@ -99,15 +99,20 @@ class InputSizes:
         """Whether they explain some of the step times."""
         return self._fit is not None
 
-    def usual_ms(self, step: SizedStep) -> float:
-        """The time that the step would have taken with an input of the usual size."""
+    def usual_ms(self, step: SizedStep, *, beyond: bool = False) -> float:
+        """The time that the step would have taken with an input of the usual size.
+
+        `beyond`: convert inputs far outside those known as the nearest of them, so that inputs that slowly
+        become longer do not begin to take half as long again all at once. A sudden change is still seen.
+        """
         fit = self._fit
         if fit is None or self._usual is None:
             return step.ms
-        usual = fit.ms(self._usual)
-        # Beyond the sizes that it knows as for the nearest of them: inputs that slowly become longer do not
-        # begin to take twice the time all at once, and those that are suddenly much longer are still seen.
-        return step.ms * usual / max(fit.ms(fit.known(step.of(fit.earlier))), _LEAST * usual)
+        size, usual = step.of(fit.earlier), fit.ms(self._usual)
+        expected = fit.ms(fit.known(size))
+        if not beyond and (not fit.knows(size) or expected <= _LEAST * usual):
+            return step.ms
+        return step.ms * usual / max(expected, _LEAST * usual)
 
     def note(self, step: SizedStep, policy: int = 0) -> None:
         """Learn from a step. A policy's effect must not become a property of the inputs that it had, so only

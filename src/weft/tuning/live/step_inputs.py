@@ -67,14 +67,17 @@ class StepInputs:
             return self._largest.usual_ms(step.largest)
         by_own, by_largest = self._both_ms
         comparable = by_own > 0 and self._largest.matter
-        return self._own.usual_ms(step.own) * (by_largest / by_own if comparable else 1.0)
+        # Not in a search: there, a policy that makes the program copy more must not look faster.
+        usual_ms = self._own.usual_ms(step.own, beyond=True)
+        return usual_ms * (by_largest / by_own if comparable else 1.0)
 
     def note(self, step: Inputs | None, policy: int) -> None:
         """Learn from a step under one of the job's policies."""
         if step is None:
             return
-        if self._own.outdated(step.own):
-            self._by_policy = CopiedByPolicy()
+        mattered = self._own.matter
+        if self._own.outdated(step.own) and mattered:
+            self._by_policy = CopiedByPolicy()  # the job has other inputs
         self._own.note(step.own, policy)
         if step.largest is not None:
             if self._largest.outdated(step.largest):
@@ -83,5 +86,5 @@ class StepInputs:
             if self._largest.matter:
                 self._both_ms[0] += self._own.usual_ms(step.own)
                 self._both_ms[1] += self._largest.usual_ms(step.largest)
-        differs = self._by_policy.add(step.own.size, policy, self._own.policy or 0)
+        differs = self._by_policy.add(step.own.size, policy)
         self._depend = self._depend or (differs and self.matter)
