@@ -77,6 +77,11 @@ class InputSizes:
         """Whether they explain some of the step times."""
         return self._fit is not None
 
+    @property
+    def explains_nothing(self) -> bool:
+        """Whether that is known not to be so."""
+        return self._fit is None and self._count == FITS[-1]
+
     def usual_ms(self, step: SizedStep) -> float:
         """The time that the step would have taken with an input of the usual size."""
         fit = self._fit

@@ -44,13 +44,17 @@ class StepInputs:
         """Whether they explain some of the step times."""
         return not self._depend and (self._largest.matter or self._own.matter)
 
+    @property
+    def _explain_nothing(self) -> bool:
+        return self._own.explains_nothing and self._largest.explains_nothing
+
     def of(self, ms: float, copied: Sequence[float], *, light: bool, together: bool) -> Inputs | None:
         """The inputs of the next step, or of several timed `together`; None: not known.
 
         `copied`: bytes by rank, the leader first; of a `light` trial only the leader's.
         """
         before, self._before = self._before, tuple(copied)
-        if not copied or not 0 < ms < math.inf:
+        if not any(copied) or self._explain_nothing or not 0 < ms < math.inf:
             return None
         if together or len(before) < len(copied):
             before = tuple(copied)
