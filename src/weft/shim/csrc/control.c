@@ -16,7 +16,8 @@
 
 enum { POLICIES = 128, RETRY_EVERY = 256 };
 
-weft_hot_data weft_hot = {.epoch = 1};
+const weft_rules weft_no_policy = {.neutral = true};
+weft_hot_data weft_hot = {.active = &weft_no_policy, .epoch = 1};
 
 static weft_control *job;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -210,7 +211,7 @@ static void after_fork_in_child(void) {
     job = NULL;
     weft_hot.job_sequence = NULL;
     self_path[0] = '\0';
-    atomic_store(&weft_hot.active, NULL);
+    atomic_store(&weft_hot.active, &weft_no_policy);
     atomic_store(&weft_hot.neutral, false);
     atomic_store(&weft_hot.attached, 0);
 #define X(part) weft_forget_##part();
@@ -345,18 +346,15 @@ static void adopt(weft_policy *own, weft_policy *of_job) {
     }
     of_job->flags |= own->flags & WEFT_TRACK;
     const weft_rules *rules = publish(outranks ? own : of_job);
-    if (rules && rules != atomic_load(&weft_hot.active)) {
-        if (atomic_load(&weft_hot.active))
-            weft_count(WEFT_COUNT_POLICY_CHANGES);
-        atomic_store_explicit(&weft_hot.active, rules, memory_order_release);
-        atomic_store_explicit(&weft_hot.neutral, rules->neutral, memory_order_release);
-    }
-}
-
-static const weft_rules *in_force(void) {
-    static const weft_rules nothing = {.neutral = true};
-    const weft_rules *now = atomic_load_explicit(&weft_hot.active, memory_order_acquire);
-    return now ? now : &nothing; /* nothing whole was read yet: change nothing until it is */
+    const weft_rules *before = atomic_load(&weft_hot.active);
+    if (rules == before)
+        return;
+    atomic_store_explicit(&weft_hot.active, rules, memory_order_release);
+    atomic_store_explicit(&weft_hot.neutral, rules->neutral, memory_order_release);
+    if (before == &weft_no_policy)
+        weft_forget_handles(); /* which of the kernels communicate is known only now */
+    else
+        weft_count(WEFT_COUNT_POLICY_CHANGES);
 }
 
 /* A block whose writer was interrupted has an odd number for as long as it likes: it is read again when the number
@@ -366,7 +364,7 @@ const weft_rules *weft_refresh(void) {
     static _Atomic uint32_t torn;
     uint32_t waiting = atomic_load_explicit(&torn, memory_order_relaxed);
     if (waiting && atomic_fetch_add_explicit(&torn, 1, memory_order_relaxed) % RETRY_EVERY)
-        return in_force();
+        return atomic_load_explicit(&weft_hot.active, memory_order_acquire);
     pthread_mutex_lock(&lock);
     uint64_t job_sequence, self_sequence;
     bool job_whole = take(job, &theirs, &job_sequence),
@@ -381,7 +379,7 @@ const weft_rules *weft_refresh(void) {
     }
     atomic_store(&torn, settled ? 0 : 1);
     pthread_mutex_unlock(&lock);
-    return in_force();
+    return atomic_load_explicit(&weft_hot.active, memory_order_acquire);
 }
 
 /* For Python in this process: the file that holds this process's own policy and counters, or NULL. */
