@@ -52,6 +52,17 @@ def test_eight_threads_under_a_policy_that_keeps_changing(hammer, environment):
     assert stats["shape_failures"] == stats["priority_failures"] == stats["unknown"] == 0
 
 
+def test_two_policies_in_a_row_leave_no_launch_under_the_first(fake_driver, environment, tmp_path):
+    """The second may be written while a launch copies the first."""
+    program = compile_c(
+        tmp_path / "race", str(HERE / "policy_race.c"), f"-L{fake_driver}", "-lcuda", "-lpthread"
+    )
+    with Job(Policy(residency=2)) as job:
+        command = [program, "3", "4000"]
+        done = subprocess.run(command, env=job.environment(environment), capture_output=True, check=True)
+    assert done.stdout == b"0\n"
+
+
 def test_more_threads_than_counters_lose_nothing(hammer, environment):
     with Job(Policy(residency=2)) as job:
         subprocess.run([hammer, "40", "500"], env=job.environment(environment), check=True)

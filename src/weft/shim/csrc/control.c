@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { POLICIES = 128, RETRY_EVERY = 256 };
+enum { POLICIES = 128, RETRY_EVERY = 256, TRIES = 8 };
 
 const weft_rules weft_no_policy = {.neutral = true};
 weft_hot_data weft_hot = {.active = &weft_no_policy, .epoch = 1};
@@ -285,20 +285,34 @@ static uint64_t checksum(const void *data, size_t size) { /* Adler-32, which zli
     return (uint64_t)b << 16 | a;
 }
 
+static uint64_t sequence_of(const weft_control *c) {
+    return atomic_load_explicit(&((weft_control *)c)->sequence, memory_order_acquire);
+}
+
+/* A copy of a policy, and its checksum, whose number was the same before and after; false: it is being written, or was
+ * at every try. `sequence`: the number before the latest try. */
+static bool copy(const weft_control *from, weft_policy *into, uint64_t *expected, uint64_t *sequence) {
+    for (int tries = 0; tries < TRIES && !((*sequence = sequence_of(from)) & 1); tries++) {
+        if (*sequence == 0) { /* never written: a hole in the file, which on a full disk must not even be read */
+            memset(into, 0, sizeof *into);
+            return true;
+        }
+        *expected = from->checksum;
+        memcpy(into, &from->policy, sizeof *into);
+        atomic_thread_fence(memory_order_acquire);
+        if (sequence_of(from) == *sequence)
+            return true;
+    }
+    return false;
+}
+
 /* Copy a policy that may be changing; false where no whole one could be had this time. */
 static bool take(const weft_control *from, weft_policy *into, uint64_t *sequence) {
-    *sequence = atomic_load_explicit(&((weft_control *)from)->sequence, memory_order_acquire);
-    if (*sequence & 1)
+    uint64_t expected = 0;
+    if (!copy(from, into, &expected, sequence))
         return false;
-    if (*sequence == 0) { /* never written: a hole in the file, which on a full disk must not even be read */
-        memset(into, 0, sizeof *into);
+    if (*sequence == 0)
         return true;
-    }
-    uint64_t expected = from->checksum;
-    memcpy(into, &from->policy, sizeof *into);
-    atomic_thread_fence(memory_order_acquire);
-    if (atomic_load_explicit(&((weft_control *)from)->sequence, memory_order_relaxed) != *sequence)
-        return false;
     if (checksum(into, sizeof *into) != expected || into->rule_count > WEFT_RULES ||
         into->comm_count > WEFT_COMM_PATTERNS || into->comm_rule_count > WEFT_COMM_RULES)
         return false;
