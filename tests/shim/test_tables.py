@@ -129,6 +129,27 @@ def test_a_program_that_starts_while_a_policy_is_written_has_none_until_it_is_wh
     assert done.stats["launches"] == 8 + first
 
 
+def test_a_child_reads_what_was_not_whole_in_its_parent(program):
+    done = program(
+        f"""
+        {CONTROL}
+        k = kernel("gemm")
+        launch(k)
+        control.checksum += 1
+        control.sequence += 2
+        launch(k)
+        control.checksum -= 1
+        if child := os.fork():
+            os._exit(os.waitpid(child, 0)[1] != 0)
+        library().fake_forget()
+        launch(k)
+        show([r["shared"] > 0 for r in records()])
+        """,
+        Policy(residency=2),
+    )
+    assert done.results == [True]
+
+
 @pytest.mark.parametrize("streams", [16, 40, 64, 100])
 def test_many_streams_of_collectives_never_turn_in_flight_around(program, streams):
     done = program(

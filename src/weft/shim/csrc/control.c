@@ -24,6 +24,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_rules
     *known[POLICIES]; /* the latest; a thread may still read one that was replaced long ago, never free it */
 static uint32_t published;
+static _Atomic uint32_t torn; /* launches since a policy was found that is not whole; 0: none was */
 
 bool weft_enabled(void) {
     static _Atomic int state;
@@ -214,6 +215,7 @@ static void after_fork_in_child(void) {
     atomic_store(&weft_hot.active, &weft_no_policy);
     atomic_store(&weft_hot.neutral, false);
     atomic_store(&weft_hot.attached, 0);
+    atomic_store(&torn, 0);
 #define X(part) weft_forget_##part();
     WEFT_FORGETS(X)
 #undef X
@@ -375,7 +377,6 @@ static void adopt(weft_policy *own, weft_policy *of_job) {
  * changes. One that is whole by its number and not by its checksum is about to be: it is tried again, now and then. */
 const weft_rules *weft_refresh(void) {
     static weft_policy mine, theirs; /* large; guarded by the lock */
-    static _Atomic uint32_t torn;
     uint32_t waiting = atomic_load_explicit(&torn, memory_order_relaxed);
     if (waiting && atomic_fetch_add_explicit(&torn, 1, memory_order_relaxed) % RETRY_EVERY)
         return atomic_load_explicit(&weft_hot.active, memory_order_acquire);
