@@ -533,6 +533,8 @@ static CUresult launch(const char *route, const CUlaunchConfig *c, void *f, bool
         return INVALID_HANDLE; /* also of a context that is gone */
     if ((int)c->sharedMemBytes > k->max_dynamic || (int)c->sharedMemBytes + k->static_shared > BLOCK_SHARED)
         return CUDA_ERROR_INVALID_VALUE;
+    if (c->numAttrs && !c->attrs)
+        return CUDA_ERROR_INVALID_VALUE;
     if (!fake_completion_allowed(c->attrs, c->numAttrs))
         return CUDA_ERROR_INVALID_VALUE;
     if (strncmp(k->name, "weft_stamp", 10) == 0)

@@ -44,6 +44,24 @@ def test_a_repeated_launch_that_fails_is_reported_and_not_counted(program):
     assert launches(done) == [11, 12, 12]
 
 
+@pytest.mark.parametrize("policy", [Policy(), Policy(residency=2, priority="high")])
+def test_what_only_the_driver_may_refuse_reaches_it_as_it_is(program, policy):
+    """A launch of no function is refused whatever its attributes point to."""
+    done = program(
+        STEP
+        + """
+    def with_attributes(handle, at):
+        config = Config((1, 1, 1), (128, 1, 1), 0, None, at, 1)
+        return call("cuLaunchKernelEx", ctypes.byref(config), handle, None, None)
+    show([with_attributes(None, 0x10), with_attributes(None, None), with_attributes(kernels[1], None)])
+    assert step() == [0, 0, 0]
+    """,
+        policy,
+    )
+    assert done.results == [400, 400, 1]
+    assert launches(done) == [11, 11, 11]
+
+
 def test_a_cooperative_launch_among_repeated_ones_is_counted_as_such(program):
     done = program(
         STEP
