@@ -63,10 +63,11 @@ def test_two_policies_in_a_row_leave_no_launch_under_the_first(fake_driver, envi
     assert done.stdout == b"0\n"
 
 
-def test_more_threads_than_counters_lose_nothing(hammer, environment):
-    with Job(Policy(residency=2)) as job:
-        subprocess.run([hammer, "40", "500"], env=job.environment(environment), check=True)
-        assert job.collect()["launches"] == 40 * 500
+@pytest.mark.parametrize(("policy", "launches"), [(Policy(residency=2), 500), (Policy(), 50_000)])
+def test_more_threads_than_counters_lose_nothing(hammer, environment, policy, launches):
+    with Job(policy) as job:
+        subprocess.run([hammer, "40", str(launches)], env=job.environment(environment), check=True)
+        assert job.collect()["launches"] == 40 * launches
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="needs valgrind")
