@@ -111,6 +111,8 @@ API int fake_launches(void) { return record_count; }
 API const record *fake_launch(int i) { return &records[i]; }
 API void fake_forget(void) { record_count = 0; }
 API void fake_logging(int on) { logging = on; }
+static __thread unsigned last_shared;
+API unsigned fake_last_shared(void) { return last_shared; } /* of this thread's latest launch */
 API long fake_calls_so_far(void) { return calls; }
 API void fake_fail_at(long n) {
     calls = 0;
@@ -531,10 +533,13 @@ static CUresult launch(const char *route, const CUlaunchConfig *c, void *f, bool
         return INVALID_HANDLE; /* also of a context that is gone */
     if ((int)c->sharedMemBytes > k->max_dynamic || (int)c->sharedMemBytes + k->static_shared > BLOCK_SHARED)
         return CUDA_ERROR_INVALID_VALUE;
+    if (c->numAttrs && !c->attrs)
+        return CUDA_ERROR_INVALID_VALUE;
     if (!fake_completion_allowed(c->attrs, c->numAttrs))
         return CUDA_ERROR_INVALID_VALUE;
     if (strncmp(k->name, "weft_stamp", 10) == 0)
         MAY_FAIL("stamp");
+    last_shared = c->sharedMemBytes;
     if (!logging)
         return 0;
     record r = {.grid = {c->gridDimX, c->gridDimY, c->gridDimZ}, .block = {c->blockDimX, c->blockDimY, c->blockDimZ}};

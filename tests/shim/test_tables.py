@@ -85,6 +85,71 @@ def test_a_policy_that_is_half_written_is_waited_for_and_not_asked_for_again(pro
     assert done.results == [True, True, True, True, False]
 
 
+CONTROL = """
+        import mmap, os
+        from pathlib import Path
+        from weft.shim import binding
+        path = Path(os.environ["WEFT_JOB"]) / "control"
+        file = path.open("r+b")
+        memory = mmap.mmap(file.fileno(), 0)
+        control = binding._control_in(memory, path)
+"""
+
+
+@pytest.mark.parametrize(
+    ("spoil", "repair", "first"),
+    [
+        ("control.sequence |= 1", "control.sequence += 1", 0),
+        ("control.checksum += 1", "control.checksum -= 1", 256),  # asked for again now and then
+    ],
+)
+def test_a_program_that_starts_while_a_policy_is_written_has_none_until_it_is_whole(
+    program, spoil, repair, first
+):
+    """Which kernels communicate is not known either."""
+    done = program(
+        f"""
+        {CONTROL}
+        {spoil}
+        k, n = kernel("gemm"), kernel("{NCCL}")
+        for _ in range(3):
+            assert launch(k) == launch(n) == 0
+        {repair}
+        for _ in range({first}):
+            launch(k)
+        before = len(records())
+        assert launch(k) == launch(n) == 0
+        show([(r["shared"] > 0, r["priority"]) for r in records()[:6] + records()[before:]])
+        """,
+        Policy(residency=2, priority="high"),
+    )
+    assert done.results == 6 * [[False, None]] + [[True, None], [False, -5]]
+    assert done.kernel(NCCL)["kind"] == "comm"
+    assert done.kernel(NCCL)["launches"] == 1
+    assert done.stats["launches"] == 8 + first
+
+
+def test_a_child_reads_what_was_not_whole_in_its_parent(program):
+    done = program(
+        f"""
+        {CONTROL}
+        k = kernel("gemm")
+        launch(k)
+        control.checksum += 1
+        control.sequence += 2
+        launch(k)
+        control.checksum -= 1
+        if child := os.fork():
+            os._exit(os.waitpid(child, 0)[1] != 0)
+        library().fake_forget()
+        launch(k)
+        show([r["shared"] > 0 for r in records()])
+        """,
+        Policy(residency=2),
+    )
+    assert done.results == [True]
+
+
 @pytest.mark.parametrize("streams", [16, 40, 64, 100])
 def test_many_streams_of_collectives_never_turn_in_flight_around(program, streams):
     done = program(

@@ -52,10 +52,22 @@ def test_eight_threads_under_a_policy_that_keeps_changing(hammer, environment):
     assert stats["shape_failures"] == stats["priority_failures"] == stats["unknown"] == 0
 
 
-def test_more_threads_than_counters_lose_nothing(hammer, environment):
+def test_two_policies_in_a_row_leave_no_launch_under_the_first(fake_driver, environment, tmp_path):
+    """The second may be written while a launch copies the first."""
+    program = compile_c(
+        tmp_path / "race", str(HERE / "policy_race.c"), f"-L{fake_driver}", "-lcuda", "-lpthread"
+    )
     with Job(Policy(residency=2)) as job:
-        subprocess.run([hammer, "40", "500"], env=job.environment(environment), check=True)
-        assert job.collect()["launches"] == 40 * 500
+        command = [program, "3", "4000"]
+        done = subprocess.run(command, env=job.environment(environment), capture_output=True, check=True)
+    assert done.stdout == b"0\n"
+
+
+@pytest.mark.parametrize(("policy", "launches"), [(Policy(residency=2), 500), (Policy(), 50_000)])
+def test_more_threads_than_counters_lose_nothing(hammer, environment, policy, launches):
+    with Job(policy) as job:
+        subprocess.run([hammer, "40", str(launches)], env=job.environment(environment), check=True)
+        assert job.collect()["launches"] == 40 * launches
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="needs valgrind")

@@ -44,6 +44,73 @@ def test_a_repeated_launch_that_fails_is_reported_and_not_counted(program):
     assert launches(done) == [11, 12, 12]
 
 
+@pytest.mark.parametrize("policy", [Policy(), Policy(residency=2, priority="high")])
+def test_what_only_the_driver_may_refuse_reaches_it_as_it_is(program, policy):
+    """A launch of no function is refused whatever its attributes point to."""
+    done = program(
+        STEP
+        + """
+    def with_attributes(handle, at):
+        config = Config((1, 1, 1), (128, 1, 1), 0, None, at, 1)
+        return call("cuLaunchKernelEx", ctypes.byref(config), handle, None, None)
+    show([with_attributes(None, 0x10), with_attributes(None, None), with_attributes(kernels[1], None)])
+    assert step() == [0, 0, 0]
+    """,
+        policy,
+    )
+    assert done.results == [400, 400, 1]
+    assert launches(done) == [11, 11, 11]
+
+
+def test_a_repeated_handle_with_another_shape_is_counted_in_another_row(program):
+    done = program(
+        STEP
+        + """
+    for _ in range(3):
+        assert launch(kernels[0]) == launch_ex(kernels[1], threads=256) == launch(kernels[2], shared=1024) == 0
+    """
+    )
+    rows = {(k["name"], k["threads"], k["shared_bytes"]): k["launches"] for k in done.stats["kernels"]}
+    assert rows == {
+        ("gemm_0", 128, 0): 13,
+        ("gemm_1", 128, 0): 10,
+        ("gemm_1", 256, 0): 3,
+        ("gemm_2", 128, 0): 10,
+        ("gemm_2", 128, 1024): 3,
+    }
+
+
+def test_a_repeated_collective_is_not_only_counted(program):
+    """What its latest launch asked for is noted as well."""
+    done = program(
+        STEP
+        + """
+    collective = kernel("ncclDevKernel_AllReduce")
+    for ctas in [16] * 10 + [24]:
+        assert step() == [0, 0, 0]
+        assert launch(collective, grid=ctas) == 0
+    """
+    )
+    assert done.kernel("ncclDevKernel_AllReduce")["launches"] == 11
+    assert done.kernel("ncclDevKernel_AllReduce")["ctas"] == 24
+
+
+def test_repeated_kernels_without_a_row_are_told_each_time(program):
+    done = program(
+        """
+        library().fake_logging(0)
+        k = kernel("softmax")
+        for i in range(8200):
+            launch(k, shared=4 * i)
+        late = [kernel(f"late_{i}") for i in range(3)]
+        for _ in range(100):
+            assert [launch(one) for one in late] == [0, 0, 0]
+        """
+    )
+    assert done.stats["launches"] == 8500
+    assert done.stats["unlisted"] == 8200 - 8189 + 300
+
+
 def test_a_cooperative_launch_among_repeated_ones_is_counted_as_such(program):
     done = program(
         STEP

@@ -99,6 +99,11 @@ class InputSizes:
         """Whether they explain some of the step times."""
         return self._fit is not None
 
+    @property
+    def explains_nothing(self) -> bool:
+        """Whether no size has explained a time for long."""
+        return self._fit is None and (len(self._known) == FITS[-1] or self._least > FITS[0])
+
     def usual_ms(self, step: SizedStep, *, beyond: bool = False) -> float:
         """The time that the step would have taken with an input of the usual size.
 

@@ -14,15 +14,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { POLICIES = 128, RETRY_EVERY = 256 };
+enum { POLICIES = 128, RETRY_EVERY = 256, TRIES = 8 };
 
-weft_hot_data weft_hot = {.epoch = 1};
+const weft_rules weft_no_policy = {.neutral = true};
+weft_hot_data weft_hot = {.active = &weft_no_policy, .epoch = 1};
 
 static weft_control *job;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_rules
     *known[POLICIES]; /* the latest; a thread may still read one that was replaced long ago, never free it */
 static uint32_t published;
+static _Atomic uint32_t torn; /* launches since a policy was found that is not whole; 0: none was */
 
 bool weft_enabled(void) {
     static _Atomic int state;
@@ -210,9 +212,10 @@ static void after_fork_in_child(void) {
     job = NULL;
     weft_hot.job_sequence = NULL;
     self_path[0] = '\0';
-    atomic_store(&weft_hot.active, NULL);
+    atomic_store(&weft_hot.active, &weft_no_policy);
     atomic_store(&weft_hot.neutral, false);
     atomic_store(&weft_hot.attached, 0);
+    atomic_store(&torn, 0);
 #define X(part) weft_forget_##part();
     WEFT_FORGETS(X)
 #undef X
@@ -284,20 +287,34 @@ static uint64_t checksum(const void *data, size_t size) { /* Adler-32, which zli
     return (uint64_t)b << 16 | a;
 }
 
+static uint64_t sequence_of(const weft_control *c) {
+    return atomic_load_explicit(&((weft_control *)c)->sequence, memory_order_acquire);
+}
+
+/* A copy of a policy, and its checksum, whose number was the same before and after; false: it is being written, or was
+ * at every try. `sequence`: the number before the latest try. */
+static bool copy(const weft_control *from, weft_policy *into, uint64_t *expected, uint64_t *sequence) {
+    for (int tries = 0; tries < TRIES && !((*sequence = sequence_of(from)) & 1); tries++) {
+        if (*sequence == 0) { /* never written: a hole in the file, which on a full disk must not even be read */
+            memset(into, 0, sizeof *into);
+            return true;
+        }
+        *expected = from->checksum;
+        memcpy(into, &from->policy, sizeof *into);
+        atomic_thread_fence(memory_order_acquire);
+        if (sequence_of(from) == *sequence)
+            return true;
+    }
+    return false;
+}
+
 /* Copy a policy that may be changing; false where no whole one could be had this time. */
 static bool take(const weft_control *from, weft_policy *into, uint64_t *sequence) {
-    *sequence = atomic_load_explicit(&((weft_control *)from)->sequence, memory_order_acquire);
-    if (*sequence & 1)
+    uint64_t expected = 0;
+    if (!copy(from, into, &expected, sequence))
         return false;
-    if (*sequence == 0) { /* never written: a hole in the file, which on a full disk must not even be read */
-        memset(into, 0, sizeof *into);
+    if (*sequence == 0)
         return true;
-    }
-    uint64_t expected = from->checksum;
-    memcpy(into, &from->policy, sizeof *into);
-    atomic_thread_fence(memory_order_acquire);
-    if (atomic_load_explicit(&((weft_control *)from)->sequence, memory_order_relaxed) != *sequence)
-        return false;
     if (checksum(into, sizeof *into) != expected || into->rule_count > WEFT_RULES ||
         into->comm_count > WEFT_COMM_PATTERNS || into->comm_rule_count > WEFT_COMM_RULES)
         return false;
@@ -345,28 +362,24 @@ static void adopt(weft_policy *own, weft_policy *of_job) {
     }
     of_job->flags |= own->flags & WEFT_TRACK;
     const weft_rules *rules = publish(outranks ? own : of_job);
-    if (rules && rules != atomic_load(&weft_hot.active)) {
-        if (atomic_load(&weft_hot.active))
-            weft_count(WEFT_COUNT_POLICY_CHANGES);
-        atomic_store_explicit(&weft_hot.active, rules, memory_order_release);
-        atomic_store_explicit(&weft_hot.neutral, rules->neutral, memory_order_release);
-    }
-}
-
-static const weft_rules *in_force(void) {
-    static const weft_rules nothing = {.neutral = true};
-    const weft_rules *now = atomic_load_explicit(&weft_hot.active, memory_order_acquire);
-    return now ? now : &nothing; /* nothing whole was read yet: change nothing until it is */
+    const weft_rules *before = atomic_load(&weft_hot.active);
+    if (rules == before)
+        return;
+    atomic_store_explicit(&weft_hot.active, rules, memory_order_release);
+    atomic_store_explicit(&weft_hot.neutral, rules->neutral, memory_order_release);
+    if (before == &weft_no_policy)
+        weft_forget_handles(); /* which of the kernels communicate is known only now */
+    else
+        weft_count(WEFT_COUNT_POLICY_CHANGES);
 }
 
 /* A block whose writer was interrupted has an odd number for as long as it likes: it is read again when the number
  * changes. One that is whole by its number and not by its checksum is about to be: it is tried again, now and then. */
 const weft_rules *weft_refresh(void) {
     static weft_policy mine, theirs; /* large; guarded by the lock */
-    static _Atomic uint32_t torn;
     uint32_t waiting = atomic_load_explicit(&torn, memory_order_relaxed);
     if (waiting && atomic_fetch_add_explicit(&torn, 1, memory_order_relaxed) % RETRY_EVERY)
-        return in_force();
+        return atomic_load_explicit(&weft_hot.active, memory_order_acquire);
     pthread_mutex_lock(&lock);
     uint64_t job_sequence, self_sequence;
     bool job_whole = take(job, &theirs, &job_sequence),
@@ -381,7 +394,7 @@ const weft_rules *weft_refresh(void) {
     }
     atomic_store(&torn, settled ? 0 : 1);
     pthread_mutex_unlock(&lock);
-    return in_force();
+    return atomic_load_explicit(&weft_hot.active, memory_order_acquire);
 }
 
 /* For Python in this process: the file that holds this process's own policy and counters, or NULL. */

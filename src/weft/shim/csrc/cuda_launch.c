@@ -281,6 +281,9 @@ static inline bool quiet(void) {
            atomic_load_explicit(&weft_hot.captures, memory_order_relaxed) <= 0;
 }
 
+/* Whether a launch with attributes must not only be counted. What is the driver's to refuse may point anywhere. */
+static bool needs_care(const CUlaunchConfig *c, CUfunction f) { return !f || !c->attrs || is_cooperative(c); }
+
 /* Where a launch is counted that needs nothing else. NULL: see `route`. */
 HOT static _Atomic uint64_t *only_counted(CUfunction f, unsigned threads, unsigned shared) {
     _Atomic uint64_t *counter;
@@ -317,11 +320,13 @@ HOT static inline CUresult counted(_Atomic uint64_t *counter, CUresult result) {
     HOT CUresult cuLaunchKernelEx##suffix(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) {   \
         if (UNLIKELY(!config)) /* the driver's to refuse */                                                            \
             return REAL(cuLaunchKernelEx##suffix)(config, f, params, extra);                                           \
-        _Atomic uint64_t *counter = quiet() && !(config->numAttrs && is_cooperative(config))                           \
+        _Atomic uint64_t *counter = quiet() && !(config->numAttrs && needs_care(config, f))                            \
                                         ? only_counted(f, threads_of(config), config->sharedMemBytes)                  \
                                         : NULL;                                                                        \
         if (counter)                                                                                                   \
             return counted(counter, REAL(cuLaunchKernelEx##suffix)(config, f, params, extra));                         \
+        if (UNLIKELY(config->numAttrs && !config->attrs)) /* also the driver's */                                      \
+            return REAL(cuLaunchKernelEx##suffix)(config, f, params, extra);                                           \
         launch l = {config, f, params, extra, per_thread, false, NULL};                                                \
         return route(&l);                                                                                              \
     }

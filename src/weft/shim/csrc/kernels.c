@@ -124,9 +124,10 @@ static uint32_t row_for(const facts *f, uint64_t shape) {
 
 /* --- variants --------------------------------------------------------------------------------------------- */
 
-/* `before`: the row of this handle's kernel until something was unloaded, which is most likely still its own. */
+/* `before`: the row of this handle's kernel until something was unloaded, which is most likely still its own. The
+ * policy says which kernels communicate: until one was read, none has a name. */
 static void ask(const weft_backend *api, void *handle, unsigned threads, unsigned shared, uint32_t before, facts *f) {
-    f->named = api->name(handle, f->name, sizeof f->name);
+    f->named = weft_policy_now() != &weft_no_policy && api->name(handle, f->name, sizeof f->name);
     bool same = f->named && before >= WEFT_FIRST_ROW && strcmp(weft_row_at(before)->name, f->name) == 0;
     f->kind = !f->named ? WEFT_KIND_UNKNOWN : same ? weft_row_at(before)->kind : classify(f->name);
     int blocks = f->named ? api->blocks_per_sm(handle, threads, shared) : 0;
@@ -293,7 +294,8 @@ static bool worth_another_look(weft_variant *v) {
     if (LIKELY(GET(kind) != WEFT_KIND_UNKNOWN))
         return false;
     uint32_t looks = atomic_fetch_add_explicit(&v->looks, 1, memory_order_relaxed);
-    return (looks & (looks - 1)) == 0 || looks % LOOK_AGAIN == 0;
+    return (looks & (looks - 1)) == 0 || looks % LOOK_AGAIN == 0 ||
+           atomic_load_explicit(&weft_hot.active, memory_order_relaxed) == &weft_no_policy; /* see `ask` */
 }
 
 static weft_variant *find_and_keep(_Atomic(weft_variant *) *place, uint64_t key, uint64_t shape) {

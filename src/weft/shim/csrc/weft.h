@@ -42,10 +42,11 @@ typedef struct {
     _Atomic int captures; /* that are open, those that are not listed included */
     _Atomic int tracing;
     _Atomic uint32_t epoch; /* see weft_handle_epoch */
-    _Atomic bool neutral;   /* the active policy changes no launch; false: there is none */
+    _Atomic bool neutral;   /* the active policy changes no launch; false: none was read yet */
 } weft_hot_data;
 _Static_assert(sizeof(weft_hot_data) == 64, "one line");
 extern weft_hot_data weft_hot;
+extern const weft_rules weft_no_policy; /* active until a whole one was read; changes nothing */
 
 static inline void weft_add(int counter, uint64_t amount) {
     if (weft_hot.self)

@@ -46,13 +46,18 @@ class StepInputs:
         """Whether they explain some of the step times."""
         return not self._depend and (self._largest.matter or self._own.matter)
 
+    @property
+    def explain_nothing(self) -> bool:
+        """Whether they have explained no step times for long: those of earlier steps will not be asked for."""
+        return self._own.explains_nothing and self._largest.explains_nothing
+
     def of(self, ms: float, copied: Sequence[float], *, light: bool, together: bool) -> Inputs | None:
         """The inputs of the next step, or of several timed `together`; None: not known.
 
         `copied`: bytes by rank, the leader first; of a `light` trial only the leader's.
         """
         before, self._before = self._before, tuple(copied)
-        if not copied or not LEAST_MS < ms < MOST_MS or not 0 <= min(copied) <= max(copied) < MOST_BYTES:
+        if not any(copied) or min(copied) < 0 or max(copied) > MOST_BYTES or not LEAST_MS < ms < MOST_MS:
             return None
         if together or len(before) < len(copied):
             before = tuple(copied)

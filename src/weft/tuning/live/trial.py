@@ -95,7 +95,8 @@ class Record:
         policy = self.policies.index(trial.policy)
         together = trial.steps > 1
         inputs = self.inputs.of(sample.ms, sample.copied, light=trial.light, together=together)
-        step = RecordedStep(self.number, sample.ms, policy, purpose, inputs)
+        kept = None if self.inputs.explain_nothing else inputs
+        step = RecordedStep(self.number, sample.ms, policy, purpose, kept)
         usual_ms = self.usual_ms(step)
         self.inputs.note(inputs, policy)
         self.steps.append(step)
