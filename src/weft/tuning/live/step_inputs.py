@@ -8,8 +8,8 @@ from typing import NamedTuple
 from weft.measure.copied_by_policy import CopiedByPolicy
 from weft.measure.input_sizes import InputSizes, SizedStep
 
-LEAST_MS, MOST_MS = 1e-6, 1e9  # of a step: shorter and longer ones were not timed right
-MOST_BYTES = 2.0**60  # that a step copies; fewer than none were counted where a process counts anew
+_LEAST_MS, _MOST_MS = 1e-6, 1e9  # of a step: shorter and longer ones were not timed right
+_MOST_BYTES = 2.0**60  # that a step copies, and 0 at least: a process may count anew
 
 
 class Inputs(NamedTuple):
@@ -57,7 +57,8 @@ class StepInputs:
         `copied`: bytes by rank, the leader first; of a `light` trial only the leader's.
         """
         before, self._before = self._before, tuple(copied)
-        if not any(copied) or min(copied) < 0 or max(copied) > MOST_BYTES or not LEAST_MS < ms < MOST_MS:
+        timed = _LEAST_MS < ms < _MOST_MS
+        if not timed or not any(copied) or min(copied) < 0 or max(copied) > _MOST_BYTES:
             return None
         if together or len(before) < len(copied):
             before = tuple(copied)
