@@ -48,7 +48,7 @@ class StepInputs:
 
     @property
     def explain_nothing(self) -> bool:
-        """Whether they have explained no step times for long: those of earlier steps will not be asked for."""
+        """Whether they have explained no step times for long: no earlier step is converted then."""
         return self._own.explains_nothing and self._largest.explains_nothing
 
     def of(self, ms: float, copied: Sequence[float], *, light: bool, together: bool) -> Inputs | None:
