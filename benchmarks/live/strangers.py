@@ -25,6 +25,7 @@ import json
 import math
 import random
 import statistics
+import sysconfig
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -123,7 +124,8 @@ def finish(processes: Run, happened: dict[str, Any]) -> dict[str, Any]:
         row[way] = {"before": times[1] if len(times) > 1 else [], "turns": times[NOT_TURNS:]}
         row[way] |= processes[way].memory
     said = {way: processes[way].log[-1500:] for way in processes if problem or way == "tune"}
-    row["said"] = {way: log.replace(f"{ROOT}/", "") for way, log in said.items()}
+    installed = sysconfig.get_paths()["purelib"]
+    row["said"] = {way: log.replace(f"{ROOT}/", "").replace(f"{installed}/", "") for way, log in said.items()}
     return row
 
 
