@@ -1,5 +1,5 @@
-/* The job's files and the policy in force. Nothing here runs before the first launch, and nothing here can
- * fail the program: where a file cannot be had, launches pass through unchanged. */
+/* The job's files. Nothing here runs before the first launch, and nothing here can fail the program: where a file
+ * cannot be had, launches pass through unchanged. */
 #define _GNU_SOURCE
 #include "tracer.h"
 
@@ -14,17 +14,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { POLICIES = 128, RETRY_EVERY = 256, TRIES = 8 };
-
-const weft_rules weft_no_policy = {.neutral = true};
 weft_hot_data weft_hot = {.active = &weft_no_policy, .epoch = 1};
 
-static weft_control *job;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static weft_rules
-    *known[POLICIES]; /* the latest; a thread may still read one that was replaced long ago, never free it */
-static uint32_t published;
-static _Atomic uint32_t torn; /* launches since a policy was found that is not whole; 0: none was */
 
 bool weft_enabled(void) {
     static _Atomic int state;
@@ -209,13 +201,8 @@ static weft_process *create_process(const char *folder) {
 static void after_fork_in_child(void) {
     pthread_mutex_init(&lock, NULL);
     weft_hot.self = NULL;
-    job = NULL;
-    weft_hot.job_sequence = NULL;
     self_path[0] = '\0';
-    atomic_store(&weft_hot.active, &weft_no_policy);
-    atomic_store(&weft_hot.neutral, false);
     atomic_store(&weft_hot.attached, 0);
-    atomic_store(&torn, 0);
 #define X(part) weft_forget_##part();
     WEFT_FORGETS(X)
 #undef X
@@ -240,7 +227,7 @@ static void attach_locked(uint32_t api) {
     static bool registered;
     const char *job_path = getenv("WEFT_JOB");
     weft_process *self = NULL;
-    job = job_path ? open_job(job_path) : NULL;
+    weft_control *job = job_path ? open_job(job_path) : NULL;
     if (job)
         self = create_process(job_path);
     if (!registered) { /* also where it failed: a child may find what this process did not */
@@ -252,8 +239,7 @@ static void attach_locked(uint32_t api) {
         return;
     }
     describe(self, api);
-    weft_hot.job_sequence = &job->sequence;
-    weft_hot.seen_job = weft_hot.seen_self = UINT64_MAX; /* so that the first launch reads the policy */
+    weft_policy_of(job);
     __atomic_store_n(&weft_hot.self, self, __ATOMIC_RELEASE);
     atomic_store(&weft_hot.attached, 1);
 }
@@ -275,126 +261,6 @@ HOT weft_process *weft_attach(uint32_t api) {
     weft_refresh();
     weft_trace_attached();
     return weft_hot.self;
-}
-
-static uint64_t checksum(const void *data, size_t size) { /* Adler-32, which zlib has too */
-    const unsigned char *bytes = data;
-    uint32_t a = 1, b = 0;
-    for (size_t i = 0; i < size; i++) {
-        a = (a + bytes[i]) % 65521;
-        b = (b + a) % 65521;
-    }
-    return (uint64_t)b << 16 | a;
-}
-
-static uint64_t sequence_of(const weft_control *c) {
-    return atomic_load_explicit(&((weft_control *)c)->sequence, memory_order_acquire);
-}
-
-/* A copy of a policy, and its checksum, whose number was the same before and after; false: it is being written, or was
- * at every try. `sequence`: the number before the latest try. */
-static bool copy(const weft_control *from, weft_policy *into, uint64_t *expected, uint64_t *sequence) {
-    for (int tries = 0; tries < TRIES && !((*sequence = sequence_of(from)) & 1); tries++) {
-        if (*sequence == 0) { /* never written: a hole in the file, which on a full disk must not even be read */
-            memset(into, 0, sizeof *into);
-            return true;
-        }
-        *expected = from->checksum;
-        memcpy(into, &from->policy, sizeof *into);
-        atomic_thread_fence(memory_order_acquire);
-        if (sequence_of(from) == *sequence)
-            return true;
-    }
-    return false;
-}
-
-/* Copy a policy that may be changing; false where no whole one could be had this time. */
-static bool take(const weft_control *from, weft_policy *into, uint64_t *sequence) {
-    uint64_t expected = 0;
-    if (!copy(from, into, &expected, sequence))
-        return false;
-    if (*sequence == 0)
-        return true;
-    if (checksum(into, sizeof *into) != expected || into->rule_count > WEFT_RULES ||
-        into->comm_count > WEFT_COMM_PATTERNS || into->comm_rule_count > WEFT_COMM_RULES)
-        return false;
-    for (uint32_t i = 0; i < WEFT_RULES; i++)
-        into->rules[i].pattern[WEFT_PATTERN - 1] = '\0';
-    for (uint32_t i = 0; i < WEFT_COMM_PATTERNS; i++)
-        into->comm[i][WEFT_PATTERN - 1] = '\0';
-    return true;
-}
-
-static void fill(weft_rules *rules, const weft_policy *policy) {
-    rules->data = *policy;
-    rules->shapes = policy->residency > 0;
-    for (uint32_t i = 0; i < policy->rule_count; i++)
-        rules->shapes |= policy->rules[i].residency > 0;
-    rules->neutral = !rules->shapes && !(policy->flags & (WEFT_PRIORITY_HIGH | WEFT_TRACK | WEFT_ENGINE_DMA)) &&
-                     policy->head_start_ns == 0 && policy->sm_reserve == 0;
-}
-
-/* The published form of a policy; equal policies share one, so going back and forth costs nothing. Of many policies
- * the oldest makes room: it went out of force POLICIES - 1 changes ago. */
-static const weft_rules *publish(const weft_policy *policy) {
-    for (uint32_t i = 0; i < POLICIES && known[i]; i++)
-        if (memcmp(&known[i]->data, policy, sizeof *policy) == 0)
-            return known[i];
-    uint32_t place = published % POLICIES;
-    if (known[place] && known[place] == atomic_load(&weft_hot.active))
-        place = ++published % POLICIES;
-    if (!known[place])
-        known[place] = calloc(1, sizeof *known[place]);
-    weft_rules *rules = known[place];
-    if (!rules)
-        return atomic_load(&weft_hot.active); /* keep what is in force */
-    atomic_store(&rules->id, 0);
-    fill(rules, policy);
-    atomic_store(&rules->id, ++published & 0xffffff ? published & 0xffffff : (published = 1));
-    return rules;
-}
-
-static void adopt(weft_policy *own, weft_policy *of_job) {
-    bool outranks = own->flags & WEFT_POLICY_SET;
-    if (outranks && own->comm_count == 0) { /* which kernels communicate is the job's to say */
-        own->comm_count = of_job->comm_count;
-        memcpy(own->comm, of_job->comm, sizeof own->comm);
-    }
-    of_job->flags |= own->flags & WEFT_TRACK;
-    const weft_rules *rules = publish(outranks ? own : of_job);
-    const weft_rules *before = atomic_load(&weft_hot.active);
-    if (rules == before)
-        return;
-    atomic_store_explicit(&weft_hot.active, rules, memory_order_release);
-    atomic_store_explicit(&weft_hot.neutral, rules->neutral, memory_order_release);
-    if (before == &weft_no_policy)
-        weft_forget_handles(); /* which of the kernels communicate is known only now */
-    else
-        weft_count(WEFT_COUNT_POLICY_CHANGES);
-}
-
-/* A block whose writer was interrupted has an odd number for as long as it likes: it is read again when the number
- * changes. One that is whole by its number and not by its checksum is about to be: it is tried again, now and then. */
-const weft_rules *weft_refresh(void) {
-    static weft_policy mine, theirs; /* large; guarded by the lock */
-    uint32_t waiting = atomic_load_explicit(&torn, memory_order_relaxed);
-    if (waiting && atomic_fetch_add_explicit(&torn, 1, memory_order_relaxed) % RETRY_EVERY)
-        return atomic_load_explicit(&weft_hot.active, memory_order_acquire);
-    pthread_mutex_lock(&lock);
-    uint64_t job_sequence, self_sequence;
-    bool job_whole = take(job, &theirs, &job_sequence),
-         self_whole = take(&weft_hot.self->control, &mine, &self_sequence);
-    bool being_written = (!job_whole && job_sequence & 1) || (!self_whole && self_sequence & 1);
-    if (job_whole && self_whole)
-        adopt(&mine, &theirs);
-    bool settled = being_written || (job_whole && self_whole);
-    if (settled) {
-        weft_hot.seen_job = job_sequence;
-        weft_hot.seen_self = self_sequence;
-    }
-    atomic_store(&torn, settled ? 0 : 1);
-    pthread_mutex_unlock(&lock);
-    return atomic_load_explicit(&weft_hot.active, memory_order_acquire);
 }
 
 /* For Python in this process: the file that holds this process's own policy and counters, or NULL. */

@@ -16,7 +16,7 @@
  * its last launch: then each further line and page costs more than all instructions of the shim. */
 #define HOT __attribute__((hot))
 
-/* --- control.c: the job's files and the policy in force ------------------------------------------ */
+/* --- control.c, policy.c: the job's files, and the policy in force ------------------------------------------ */
 
 /* A policy as taken from a control block; immutable once published, so readers need no lock. */
 typedef struct {
@@ -30,6 +30,7 @@ bool weft_enabled(void); /* was this process started by `weft run`? */
 weft_process *weft_attach(uint32_t api);
 void weft_count(int counter);
 void *weft_shared_file(const char *name, size_t size);
+void weft_policy_of(weft_control *control); /* of the job; before the process is attached */
 const weft_rules *weft_refresh(void);
 
 /* What every launch reads, in one line. */
@@ -71,7 +72,7 @@ bool weft_chunk_ready(uint32_t chunk); /* reserve the file's blocks for a chunk 
 /* What each part forgets in a child that was forked: the driver's handles, and locks that other threads held. */
 /* clang-format off */
 #define WEFT_FORGETS(X) \
-    X(kernels) X(counts) X(shape) X(flight) X(driver) X(limits) X(names) X(headstart) X(placed) X(cublas) X(tracer) X(output) X(stamps) X(events) \
+    X(policy) X(kernels) X(counts) X(shape) X(flight) X(driver) X(limits) X(names) X(headstart) X(placed) X(cublas) X(tracer) X(output) X(stamps) X(events) \
     X(graph) X(captures) X(comms) X(route) X(split) X(config) X(environment) X(calls) X(call_rules) X(windows) X(engine) X(tuner) X(library)
 /* clang-format on */
 #define X(part) void weft_forget_##part(void);
