@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 from live_inputs import TOKEN, explaining_at_first, grouped, longer_slowly
-from live_jobs import BETTER, SimulatedJob, better_by, lived, reverted, searched, tuned
+from live_jobs import BETTER, SimulatedJob, better_by, cost_of_search, lived, reverted, searched, tuned
 from live_kinds import CLOCKED, JOBS, SIZED, Kind
 from live_machines import multiplied
 from live_noise import pattern
@@ -90,6 +91,26 @@ def test_a_cycle_of_two_blocks_does_not_spoil_the_interval():
     found = [outcome for seed in range(60) if (outcome := tuned(kind, seed, 0.05)).kept]
     assert len(found) >= 50
     assert sum(outcome.ci_pct[0] <= 5 <= outcome.ci_pct[1] for outcome in found) >= 0.88 * len(found)
+
+
+class AfterMeetings(SimulatedJob):
+    """A step takes 30% longer after ranks have met."""
+
+    def run(self, trial: Trial) -> Sample:
+        sample = super().run(trial)
+        late_ms = 0.3 * sample.ms * (sample.paused_ms > 0)
+        self.clock_ms += late_ms
+        return replace(sample, ms=sample.ms + late_ms / trial.steps)
+
+
+@pytest.mark.parametrize(("simulated", "within"), [(SimulatedJob, 2), (AfterMeetings, 6)])
+@pytest.mark.parametrize(
+    "kind", ["scatter 1%", "every 4 steps +1.5%", "heavy tails 1.5, 2%", "inputs 0.8 to 1.2"]
+)
+def test_the_cost_of_a_search_is_what_a_stopwatch_shows(kind, simulated, within):
+    """Within so many steps; where meetings make steps longer, a search takes 10 to 20 of them."""
+    jobs = [cost_of_search(JOBS[kind], seed, share, simulated) for seed in range(5) for share in (0.0, 0.05)]
+    assert median(abs(told - measured) for told, measured in jobs) < within * JOBS[kind].step_ms
 
 
 def test_a_job_of_very_short_steps_is_not_slowed_down_by_a_search_that_it_cannot_afford():

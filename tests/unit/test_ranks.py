@@ -15,11 +15,11 @@ from weft import ranks
 from weft.errors import UnavailableError
 from weft.policy import Policy
 from weft.ranks import ABANDON, Agreement, launched_ranks, published
-from weft.tuning.live.conductor import conduct, slowest
+from weft.tuning.live.conductor import Conductor, conduct, slowest
 from weft.tuning.live.options import Facts
 from weft.tuning.live.search import tune
 from weft.tuning.live.session import Session as ImpatientSession
-from weft.tuning.live.tuned_job import TunedJob
+from weft.tuning.live.tuned_job import TunedJob, final
 from weft.tuning.live.watch import Watch, watch
 from weft.tuning.live.watch_status import WatchStatus
 
@@ -251,7 +251,7 @@ class Rank:
         self.refuse: int | None = None
         self.cannot, self.halfway = "", False
         self.skip = 0
-        self.making_s = 0.0
+        self.making_s = self.releasing_s = 0.0
         self.marked = self.copied = 0
         self.lengths: random.Random | None = None
         """Of the inputs: the same draws on all ranks, each of which takes one of them."""
@@ -284,6 +284,7 @@ class Rank:
 
     def release(self) -> None:
         self.released = True
+        self.time += self.releasing_s
 
     def synchronize(self) -> None: ...
 
@@ -300,9 +301,12 @@ class Rank:
     def clock(self) -> dict[str, int]:
         return {"steps": self.steps}
 
-    def run(self, store: MemoryStore, ranks: int, steps: int = 400) -> Rank:
+    def run(
+        self, store: MemoryStore, ranks: int, steps: int = 400, conductor: Conductor | None = None
+    ) -> Rank:
         agreement = Agreement(store, self.number, range(ranks), deadline_s=60)
-        session = Session(self, agreement, conduct(tune(self.default), self.default), self.ended)
+        conductor = conductor or conduct(tune(self.default), self.default)
+        session = Session(self, agreement, conductor, self.ended)
         session.begin()
         for _ in range(steps):
             self.ran.append(self.policy.label)
@@ -376,6 +380,34 @@ def test_the_cost_of_a_search_counts_what_the_ranks_waited_for_between_steps():
     assert slow[0].ran == quick[0].ran  # such time belongs to no step
     more_ms = slow[0].result["cost_ms"] - quick[0].result["cost_ms"]
     assert more_ms == pytest.approx(500 * slow[1].prepared, rel=0.02)
+
+
+def test_the_cost_of_a_search_counts_the_release_of_what_it_made():
+    """Ranks release it between steps, after the search: a watch is already on."""
+    costs = []
+    for releasing_s in (0.0, 0.7):
+        store, statuses = MemoryStore(), list[WatchStatus]()
+
+        def one(
+            number: int,
+            store: MemoryStore = store,
+            statuses: list[WatchStatus] = statuses,
+            releasing_s: float = releasing_s,
+        ) -> Rank:
+            rank = Rank(number, {"ctas16": 0.9})
+            rank.releasing_s = releasing_s
+
+            def watched(outcome: TunedJob, ahead: int, each: int) -> Watch:
+                status = WatchStatus(outcome, outcome.policy)
+                statuses.extend([status] if number == 0 else [])
+                return watch(outcome, ahead=ahead, each=each, status=status)
+
+            return rank.run(store, 2, conductor=conduct(tune(rank.default), rank.default, watched))
+
+        first, _ = together(2, one)
+        assert first.released
+        costs.append(final(statuses[0])["cost_ms"])
+    assert costs[1] - costs[0] == pytest.approx(700, rel=0.02)
 
 
 def test_short_steps_are_watched_together_and_all_ranks_still_change_at_the_same_step():

@@ -50,7 +50,7 @@ def classify():
     data = [
         {"input_ids": torch.randint(1, config.vocab_size, (n,)), "labels": torch.tensor(n % 2)}
         for n in lengths
-    ] * 20
+    ] * 400
 
     def collate(rows):
         ids = torch.nn.utils.rnn.pad_sequence([row["input_ids"] for row in rows], batch_first=True)

@@ -192,7 +192,6 @@ class _Search(SearchSteps):
         """Steps in which launches are counted and timed."""
         sample = yield from ask(Trial(self.default, LEARN, learn=True), self.record, "profile")
         self.spent += LEARN
-        self.extra_ms += LEARN * (sample.ms - self.usual_ms()) if math.isfinite(sample.ms) else 0.0
         self.facts = sample.facts or Facts(launches=False)
         return self.facts
 
@@ -316,39 +315,37 @@ class _Search(SearchSteps):
 
         def so_far() -> TunedJob:
             steps = self.spent + self.record.number - before
-            return dataclasses.replace(self._outcome(self.default, kept=False), steps=steps).after(
-                proof, source
-            )
+            return dataclasses.replace(self._outcome(proof, source), steps=steps)
 
         yield from prove(proof, steps, self.order, self.record, lambda: self.on_proven(so_far))
         self.spent += self.record.number - before
-        for step in self.record.steps:
-            if step.number >= before and step.purpose != "pause":
-                self.count_extra(self.record.policies[step.policy], self.record.usual_ms(step))
         if proof.problem:
             about.problem = proof.problem
             return self.left_alone(f"{policy.label} {proof.problem}")
-        return self._outcome(self.default, kept=False).after(proof, source)
+        return self._outcome(proof, source)
 
     def left_alone(self, reason: str = "") -> TunedJob:
         """Keep the default."""
         noise_pct = 100 * self.noise.sigma
         why = reason or why_none_was_better(self.facts, list(self.tried.values()), self.default, noise_pct)
-        return self._outcome(self.default, kept=False, reason=why)
+        return self._outcome(reason=why)
 
-    def _outcome(self, policy: Policy, **more: Any) -> TunedJob:
-        default, best = self.about(self.default), self.about(policy)
-        return TunedJob(
-            policy=policy,
+    def _outcome(self, proof: Proof | None = None, source: str = "", *, reason: str = "") -> TunedJob:
+        """What has been found so far: the default stays, unless a proof has shown something."""
+        default_ms = self.about(self.default).typical_ms
+        outcome = TunedJob(
+            policy=self.default,
+            kept=False,
             default=self.default,
             steps=self.spent,
             warm_up_steps=self.warm_up_steps,
-            cost_ms=self.extra_ms + self.record.paused_ms,
             noise_pct=100 * self.noise.sigma,
-            default_ms=default.typical_ms,
-            best_ms=best.typical_ms,
+            default_ms=default_ms,
+            best_ms=default_ms,
             tried=tuple(one for one in self.tried.values() if one.ms or one.problem),
             facts=self.facts,
             levers=tuple(self.levers),
-            **more,
+            reason=reason,
         )
+        outcome = outcome.after(proof, source) if proof else outcome
+        return dataclasses.replace(outcome, cost_ms=self.cost_ms(outcome.default_ms))

@@ -34,7 +34,7 @@ class SearchSteps:
     def __post_init__(self) -> None:
         self.connected = set(preparations(self.default))
         self.best = self.default
-        self.extra_ms = -self.record.paused_ms
+        self._first, self._paused_ms = self.record.number, self.record.paused_ms
 
     def turn(self, arms: Sequence[Policy]) -> Generator[Trial, Sample, dict[Policy, float]]:
         """A step under each policy, in ms.
@@ -101,14 +101,12 @@ class SearchSteps:
         self.spent += 1
         if sample.problem:
             self.about(policy).problem = sample.problem
-        ms = max(sample.ms, 1e-6) / math.exp(self.cycle.level(number))
-        self.count_extra(policy, sample.ms)
-        return ms
+        return max(sample.ms, 1e-6) / math.exp(self.cycle.level(number))
 
-    def count_extra(self, policy: Policy, ms: float) -> None:
-        """Count what a step cost the job. Under the default it takes as long as without weft."""
-        if policy != self.default and math.isfinite(ms):
-            self.extra_ms += ms - self.usual_ms()
+    def cost_ms(self, usual_ms: float | None) -> float:
+        """What the search has cost the job so far: longer steps, and what ranks waited between them."""
+        waited_ms = self.record.paused_ms - self._paused_ms
+        return waited_ms + (self.record.extra_ms(self._first, self.default, usual_ms) if usual_ms else 0.0)
 
     def usual_ms(self) -> float:
         """A step under the default."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from weft.policy import Policy
@@ -13,6 +15,7 @@ from weft.tuning.live.step_inputs import Inputs, StepInputs
 POLICY_STALLED = "stalled"
 PROGRAM_PAUSED = "paused"
 """Problem of a trial that took too long although its policy was reverted: the program itself paused."""
+LONG_PAUSE = 3.0  # times a usual step: one under the default that takes longer waits for the program itself
 MOST_STEPS = 6000  # that a record holds; of older steps every other one is dropped
 
 
@@ -64,6 +67,8 @@ class RecordedStep(NamedTuple):
     purpose: str
     """A key of PURPOSES."""
     inputs: Inputs | None
+    met: bool
+    """Ranks met before it."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ class Record:
         together = trial.steps > 1
         inputs = self.inputs.of(sample.ms, sample.copied, light=trial.light, together=together)
         kept = None if self.inputs.explain_nothing else inputs
-        step = RecordedStep(self.number, sample.ms, policy, purpose, kept)
+        step = RecordedStep(self.number, sample.ms, policy, purpose, kept, met=sample.paused_ms > 0)
         usual_ms = self.usual_ms(step)
         self.inputs.note(inputs, policy)
         self.steps.append(step)
@@ -112,6 +117,27 @@ class Record:
     def usual_times(self, first: int) -> list[float]:
         """The times of all steps since that one, with the usual input."""
         return [self.usual_ms(step) for step in self.steps if step.number >= first]
+
+    def extra_ms(self, first: int, default: Policy, usual_ms: float) -> float:
+        """How much longer the steps since that one took than under the default without tuning.
+
+        Such steps are those under the default that no rank waited for others before. `usual_ms`: of one, if
+        there is none.
+        """
+        own = self.policies.index(default) if default in self.policies else -1
+        undisturbed, others = list[float](), list[float]()
+        ends = [*(step.number for step in self.steps[1:]), self.number]
+        for step, end in zip(self.steps, ends, strict=True):
+            if step.number < first or step.purpose in ("warm-up", "pause") or not math.isfinite(step.ms):
+                continue
+            as_without = step.policy == own and step.purpose != "profile" and not step.met
+            (undisturbed if as_without else others).extend([self.usual_ms(step)] * (end - step.number))
+        undisturbed = undisturbed or [usual_ms]
+        longest_ms = LONG_PAUSE * median(undisturbed)
+        if max(undisturbed) <= longest_ms:  # the program never pauses: a policy has made it
+            longest_ms = math.inf
+        usual_ms = fmean(ms for ms in undisturbed if ms <= longest_ms)
+        return sum(ms - usual_ms for ms in others if ms <= longest_ms)
 
     def note(self, text: str) -> None:
         self.notes.append(Note(self.number, text))

@@ -73,7 +73,7 @@ class TunedJob:
     """Steps of the job that tuning used, without warm-up."""
     warm_up_steps: int = 0
     cost_ms: float = 0.0
-    """Extra time of these steps over the default (below 0: time saved)."""
+    """Extra time of these steps and between them, over the default (below 0: time saved)."""
     noise_pct: float = 0.0
     """Scatter of one step, percent of its time."""
     default_ms: float | None = None
@@ -129,6 +129,8 @@ class TunedJob:
     def text(self) -> str:
         """The outcome in one sentence."""
         used = f"{self.steps} steps" if self.steps != 1 else "1 step"
+        if cost_ms := round(self.cost_ms):
+            used += f" that took {abs(cost_ms)} ms {'more' if cost_ms > 0 else 'less'} than without"
         if not self.kept:
             return f"left alone after {used}: {self.reason}{self._rest}"
         low, high = self.ci_pct
@@ -136,10 +138,9 @@ class TunedJob:
         times = (
             f" ({self.default_ms:.4g} to {self.best_ms:.4g} ms)" if self.default_ms and self.best_ms else ""
         )
-        cost = f"{abs(self.cost_ms):.0f} ms {'more' if self.cost_ms >= 0 else 'less'} than without"
         return (
             f"{self.policy.label}{found}: {self.gain_pct:.1f}% less time per step{times} "
-            f"(95%: {low:.1f} to {high:.1f}), found in {used} that took {cost}{self._rest}"
+            f"(95%: {low:.1f} to {high:.1f}), found in {used}{self._rest}"
         )
 
     @property
@@ -246,6 +247,7 @@ def final(status: Any, untimed: int = 0) -> dict[str, Any]:
         outcome = dataclasses.replace(
             outcome, kept=False, policy=status.in_force, gain_pct=0.0, ci_pct=(0.0, 0.0), reason=why
         )
+    outcome = dataclasses.replace(outcome, cost_ms=outcome.cost_ms + status.released_ms)
     lately, gain_pct = status.lately_ms, status.gain_pct if outcome.kept else 0.0
     less = gain_pct < outcome.gain_pct
     shown = outcome

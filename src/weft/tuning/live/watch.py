@@ -101,7 +101,7 @@ def watch(
         watching.searched(again)
         watching.announce(f"searched again, because {why}: {again.text}")
         if not again.still_open:
-            yield from watching.settle(again.policy)
+            yield from watching.release()
         yield from watching.finish_proof()
 
 

@@ -52,11 +52,15 @@ class ProofTrials(WatchTrials):
         if self.status.outcome.kept:
             self.budget.in_vain = 0
             self.announce(f"proven in further steps: {self.status.outcome.text}")
-        yield from self.settle(self.status.in_force)
+        yield from self.release()
 
-    def settle(self, policy: Policy) -> Generator[Trial, Sample, None]:
+    def release(self) -> Generator[Trial, Sample, None]:
+        """Release what the search made and the job does not need."""
+        self.status.released_ms += (yield from self.settle(self.status.in_force)).paused_ms
+
+    def settle(self, policy: Policy) -> Generator[Trial, Sample, Sample]:
         """A step at which all ranks release what this policy does not need."""
-        yield from self.ask(Trial(policy, settle=True), "watch")
+        return (yield from self.ask(Trial(policy, settle=True), "watch"))
 
     def _draw(
         self, proof: Proof, enough: Callable[[], bool], under_policy: list[tuple[int, float]]

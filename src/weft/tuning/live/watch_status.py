@@ -81,6 +81,8 @@ class WatchStatus:
     searches: int = 0
     reverted: str = ""
     """Why the job reverted to the default; empty: it did not."""
+    released_ms: float = 0.0
+    """What the job has waited for the release of what the last search made."""
     proving: bool = False
     """A proof that the search has left open goes on, or what it has shown is being measured."""
     policy_ms: deque[float] = field(default_factory=lambda: deque(maxlen=1024))
@@ -92,6 +94,7 @@ class WatchStatus:
     def found(self, outcome: TunedJob) -> None:
         """Another search is over. What was seen before it says nothing about its outcome."""
         self.outcome, self.in_force, self.reverted = outcome, outcome.policy, ""
+        self.released_ms = 0.0
         self.policy_ms.clear()
         self.default_ms.clear()
         self.checked.clear()

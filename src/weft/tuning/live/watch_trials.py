@@ -65,6 +65,8 @@ class WatchTrials:
         if self.say:
             trial, self.say = replace(trial, say=self.say), ""
         sample = yield from ask(trial, self.record, purpose)
+        if not self.trials:  # before it, what the search had made was released
+            self.status.released_ms = sample.paused_ms
         self.trials += 1
         if 0 < sample.ms < math.inf:
             self.recent.append(sample.ms)
