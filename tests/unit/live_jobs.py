@@ -14,6 +14,7 @@ from live_machines import Moment
 
 from weft.policy import Policy
 from weft.tuning.live.options import Facts, Kernel
+from weft.tuning.live.proof import BLOCK
 from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Record, Sample, Trial
 from weft.tuning.live.trial_length import lengths
@@ -32,6 +33,7 @@ FACTS = Facts(
 )
 DEFAULT, BETTER = Policy(), Policy(max_ctas=16)
 MEETING_MS = 3.0  # that a meeting of all ranks takes
+PROOF = 4 * BLOCK  # steps of the proof before the watch of `kept`
 Less = Callable[[Policy, int], float]
 """How much less time than the default a policy takes in a step, as a share: by the step's number."""
 
@@ -115,12 +117,15 @@ def settled(job: SimulatedJob, outcome: TunedJob) -> TunedJob:
     return next(status.outcome for status in ends if not status.proving)
 
 
-def kept(kind: Kind, seed: object, share: float) -> TunedJob:
-    """A job that was tuned, in which a policy takes so much less time and was found."""
-    job = SimulatedJob(kind, f"{seed} before", better_by(share))
-    default_ms = [job.step(DEFAULT) for _ in range(13)]
-    better_ms = [job.step(BETTER) for _ in range(13)]
-    tried = (Tried(DEFAULT, default_ms[:1], default_ms), Tried(BETTER, better_ms[:1], better_ms))
+def kept(job: SimulatedJob, share: float) -> TunedJob:
+    """The outcome of a search that found the policy in this job. The job has just run the blocks of its proof."""
+    times: dict[Policy, list[float]] = {DEFAULT: [], BETTER: []}
+    for policy in 2 * (DEFAULT, BETTER):
+        for _ in range(BLOCK):
+            trial = Trial(policy)
+            sample = job.run(trial)
+            times[policy].append(job.record.add(trial, sample, "proof"))
+    tried = tuple(Tried(policy, ms[:1], ms) for policy, ms in times.items())
     return TunedJob(
         policy=BETTER,
         kept=True,
@@ -153,16 +158,17 @@ def followed(
 def reverted(kind: Kind, seed: int, share: float, steps: int) -> bool:
     """Whether a policy that stays so much faster is reverted within so many steps."""
     job = SimulatedJob(kind, seed, better_by(share))
-    return any(status.reverted for status in followed(job, kept(kind, seed, share), steps, seed))
+    outcome = kept(job, share)
+    return any(status.reverted for status in followed(job, outcome, job.number + steps, seed))
 
 
 def steps_after_drift(kind: Kind, seed: int, limit: int, drift: float = -0.05) -> int:
     """The last step under a policy, counted from where it turns slower than the default; at most `limit`."""
-    at = random.Random(f"drift {seed}").randrange(20, 200)
+    at = random.Random(f"drift {seed}").randrange(20, 200) + PROOF
     before = better_by(0.08)
     less = lambda policy, number: before(policy, number) * (1 if number < at else drift / 0.08)  # noqa: E731
     job = SimulatedJob(kind, seed, less)
-    for _ in followed(job, kept(kind, seed, 0.08), at + limit, seed):
+    for _ in followed(job, kept(job, 0.08), at + limit, seed):
         pass
     return max(0, job.last[BETTER] - at)
 

@@ -66,9 +66,21 @@ def cycle(times: Sequence[float], first: int = 0) -> Cycle:
     shortest = next(p for p in scatter if scatter[p] <= 1.5 * scatter[best] + _FLOOR / 2)
     if scatter[shortest] > CYCLE_GAIN * scatter[1]:
         return Cycle()
-    whole = median(logs)
-    at = [[y - whole for i, y in enumerate(logs, first) if i % shortest == k] for k in range(shortest)]
-    return Cycle(tuple(median(values) for values in at))
+    return Cycle(_levels(logs, shortest, first))
+
+
+def _levels(logs: Sequence[float], period: int, first: int) -> tuple[float, ...]:
+    """What each place of a cycle adds to the mean of the cycles around it. A change of pace adds nothing."""
+    if period == 1:
+        return (0.0,)
+    means = [fmean(logs[start : start + period]) for start in range(len(logs) - period + 1)]
+    added: list[list[float]] = [[] for _ in range(period)]
+    for i, log_ms in enumerate(logs):
+        before, after = max(0, i - period + 1), min(i, len(means) - 1)
+        added[(first + i) % period].append(log_ms - (means[before] + means[after]) / 2)
+    levels = [median(values) for values in added]
+    usual = median(levels)
+    return tuple(level - usual for level in levels)
 
 
 def roughness(times: Sequence[float]) -> float:

@@ -153,6 +153,9 @@ class _Watch(ProofTrials):
             number = self.record.number
             sample = yield from self.watched(step.policy, then, step.purpose)
             left -= step.purpose == "check"
+            if self.cycle_changed:
+                pace, coins, probes = Pace(), doubt(), Probes()
+                self.status.effects.restart()
             if sample.problem or not 0 < sample.ms < math.inf:
                 continue
             seen = Step(math.log(sample.ms), step.arm, step.share, number)
@@ -207,8 +210,8 @@ class _Watch(ProofTrials):
 
     def _first_pace(self) -> Pace:
         """The pace under the policy in force, from its steps in the proof or since."""
-        if self.checked is not None:
-            return Pace(self.checked)
+        if self.checked is not None or self.cycle.known:
+            return Pace(self.checked or ())
         return Pace([math.log(ms) for ms in self._proof_ms(self.status.in_force)])
 
     def _proof_ms(self, policy: Policy) -> list[float]:
@@ -244,7 +247,8 @@ class _Watch(ProofTrials):
             for run in range(CHECKED_AFTER_MEETING):
                 number = self.record.number
                 then = (one,) * (CHECKED_AFTER_MEETING - 1 - run)
-                samples.append((yield from self.ask(Trial(one, then=then), "check")))
+                sample = yield from self.ask(Trial(one, then=then), "check")
+                samples.append(self.cycle.even(sample, number) if self.each == 1 else sample)
             waited_ms += sum(sample.paused_ms for sample in samples)
             steps += CHECKED_AFTER_MEETING * arm
             check.add(mean_sample(samples, len(samples)), arm, share, number)
@@ -283,6 +287,7 @@ class _Watch(ProofTrials):
                 pace = self._idle_pace()
             decided = self._decided()
             sample = yield from self.watched(self.default, [self.default] * self.ahead, "watch")
+            pace = Pace() if self.cycle_changed else pace
             changed = 0 < sample.ms < math.inf and pace.changed(math.log(sample.ms))
             if changed:
                 why, pace = why or "the pace of the job changed", Pace()

@@ -13,6 +13,7 @@ from weft.policy import Policy
 from weft.tuning.live.trial import Record, Sample, Trial, ask
 from weft.tuning.live.trial_length import RECENT, lengths, refitted
 from weft.tuning.live.watch_budget import WatchBudget
+from weft.tuning.live.watch_cycle import KNOWN, WatchCycle
 from weft.tuning.live.watch_plan import Planned
 from weft.tuning.live.watch_status import WatchStatus
 
@@ -49,6 +50,7 @@ class WatchTrials:
         self.checked: list[float] | None = None
         """Logarithms of steps under the policy in its last check; None: expect those of the proof."""
         self.say = ""
+        self.cycle, self.cycle_changed = self._cycle_so_far(), False
 
     def announce(self, line: str) -> None:
         """Print a line with the next trial."""
@@ -57,8 +59,29 @@ class WatchTrials:
     def watched(
         self, policy: Policy, then: Sequence[Policy], purpose: str
     ) -> Generator[Trial, Sample, Sample]:
-        """A trial of the watch, which no rank waits for."""
-        return self.ask(Trial(policy, self.each, then=tuple(then), light=True), purpose)
+        """A trial of the watch, which no rank waits for. Its time does not depend on its place in the job's
+        cycle, except in a proof, which takes times as they are measured."""
+        number, self.cycle_changed = self._number, False
+        sample = yield from self.ask(Trial(policy, self.each, then=tuple(then), light=True), purpose)
+        if purpose == "proof" or not 0 < sample.ms < math.inf:
+            return sample
+        even = self.cycle.even(sample, number)
+        self.cycle.note(sample.ms, number)
+        self.cycle_changed = purpose in ("watch", "probe") and self.cycle.learn()  # never within a check
+        return even
+
+    @property
+    def _number(self) -> int:
+        """The number of the next trial, as if all trials had as many steps as it has."""
+        return self.record.number // self.each
+
+    def _cycle_so_far(self) -> WatchCycle:
+        """The cycle of the job's last steps, if they were timed one by one, as trials are now."""
+        last = self.record.steps[-KNOWN[1] :] if self.each == 1 else []
+        first = self.record.number - len(last)
+        single = all(step.number == number for number, step in enumerate(last, first))
+        times = [self.record.usual_ms(step) for step in last] if single else []
+        return WatchCycle(times, first) if all(0 < ms < math.inf for ms in times) else WatchCycle()
 
     def ask(self, trial: Trial, purpose: str) -> Generator[Trial, Sample, Sample]:
         """Yield a trial, with the line to print, and count its sample."""
@@ -96,6 +119,7 @@ class WatchTrials:
         self.checked = []
         self.refits += 1
         self.recent.clear()
+        self.cycle = WatchCycle()
 
     def relax(self, idle: bool) -> None:
         """Trials get the lengths of a job that is left alone, or of one with a policy in force. None may be
@@ -116,6 +140,7 @@ class WatchTrials:
             self.each, self.ahead = lengths(step_ms, idle=self.idle)
         if not self.idle:
             self.budget.refit(self.each)
+        self.cycle = self._cycle_so_far()
 
     def run_decided(self, plan: deque[Planned]) -> Generator[Trial, Sample, None]:
         """Run the steps that are already decided, and none after them."""
