@@ -103,7 +103,7 @@ class LaunchControls:
         )
 
     def _profile(self, steps: int) -> tuple[spans.StepProfile | None, CommCosts | None]:
-        """Profile and costs since `learn`; None if the tracer could not record, such as while it was in use."""
+        """Profile and costs since `learn`; None if the tracer could not record (it may be in use)."""
         recording = tracer.stop() if self._traces else None
         self._traces = False
         if recording is None:
@@ -199,7 +199,7 @@ class LaunchControls:
 
 
 def _worth_telling(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """The kernels that overlap most, with names shortened: every rank sends them through the store."""
+    """The kernels that overlap most, with names shortened: all ranks send them through the store."""
     beside = [(k.beside_ms or 0.0, k.beside) for k in kernels]
     told = sorted(zip(beside, kernels, strict=True), key=lambda pair: pair[0], reverse=True)
     most = [kernel for weight, kernel in told if any(weight)][:TOLD_KERNELS]
@@ -247,7 +247,7 @@ def _sms() -> int:
 
 
 def _sizes(calls: Sequence[communicators.CommunicatorCall], steps: int) -> tuple[tuple[str, int, float], ...]:
-    """Kind, bytes and calls per step of the most frequent collectives; bytes as NCCL's tuner plugin counts."""
+    """Kind, bytes (as NCCL's tuner plugin counts) and calls per step of the most frequent collectives."""
     size = {found.key: max(1, found.size) for found in communicators.communicators()}
     found = Counter(
         (call.operation, call.bytes * (size.get(call.key, 1) if call.operation in _PER_RANK else 1))
