@@ -164,7 +164,7 @@ class _Course(Generic[_T]):
         return chosen in self.result.baselines or not low <= 1.0 <= high
 
     def _confirmed(self, chosen: int) -> bool:
-        """Whether the lead over every baseline that still runs held in the fresh rounds."""
+        """Whether the lead over every baseline that can still be measured held in the fresh rounds."""
         mine = self.result.entries[chosen].again
         others = [self.result.entries[i] for i in self.result.baselines]
         return bool(mine) and all(

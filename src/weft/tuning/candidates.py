@@ -13,7 +13,7 @@ from weft.policy import Policy
 from weft.rules import Rule
 from weft.workload import TRITON_KINDS, Compute, Workload
 
-GEMM = "weft_gemm"  # the name of our Triton GEMM as the driver knows it
+GEMM = "weft_gemm"  # the driver's name for our Triton GEMM
 CUBLAS = "gemm"  # the kind of compute that runs in cuBLAS
 _PROMISING = 12  # how many of the model's top-ranked candidates to keep
 NEAR_BEST = 1.02  # times within this factor of the model's best: the model cannot tell them apart

@@ -53,7 +53,7 @@ def choose_candidates(
     if info.get("node"):  # on a node, CTAs can only be lowered
         baseline = most = node_ctas(str(info["node"]), workload)
     possible = candidates(workload, _preset(title), baseline, most, here)
-    if info.get("node") and workload.collective == "all_gather":  # the only one, as in `_copies`
+    if info.get("node") and workload.collective == "all_gather":  # see `_copies`: only all-gathers
         copies = load_node(str(info["node"])).copies(workload.collective, workload.ranks)
         possible += [Candidate.of(Policy(engine="dma"))] if copies else []
     likely = possible if every else _likely(title, ghost, workload, possible)

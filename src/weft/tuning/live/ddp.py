@@ -184,7 +184,7 @@ def why_not_now(module: Any, parameters: int | None = None) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-# --- a running pass ----------------------------------------------------------------------------------------
+# --- passes in progress ------------------------------------------------------------------------------------
 
 _real: list[Any] = []
 _forward: WeakKeyDictionary[Any, tuple[Any, list[int]]] = WeakKeyDictionary()

@@ -333,7 +333,7 @@ def _ahead(order: Sequence[ref[Any]], depth: int | None) -> dict[int, list[Any]]
     return {id(state): states[i + 1 : i + 1 + depth] for i, state in enumerate(states)}
 
 
-# --- no parameters of an earlier step ----------------------------------------------------------------------
+# --- keeping out an earlier step's parameters --------------------------------------------------------------
 
 
 def _guarded(state: Any, start: Callable[[Any], None]) -> Any:

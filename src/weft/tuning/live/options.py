@@ -95,9 +95,9 @@ class Facts:
     costs: CommCosts | None = None
     """What communication costs a step, by cause; None if unknown."""
     world: int = 1
-    """Ranks of the job."""
+    """Number of ranks in the job."""
     ranks_at_work: int = 1
-    """Processes that take part in tuning."""
+    """Number of processes that take part in tuning."""
     one_rank_per_gpu: bool = False
     """Whether ranks without a process come from a node profile: their collectives are not on this GPU."""
     workload: str = ""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
-_NORMAL = 1.4826  # from a median of absolute values to a standard deviation
+_NORMAL = 1.4826  # converts a median absolute deviation to a standard deviation
 _LEARN = 12  # steps that determine the first level
 KNOWN = 4  # number of known steps that suffices for a level
 _MEMORY = 64

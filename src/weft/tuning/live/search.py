@@ -77,8 +77,8 @@ MOST_ROUNDS = 6
 FULL_ROUNDS = 2.0  # rounds of all levers that the budget allows for
 DOUBT_STEPS = 12  # steps to measure close candidates again: a change may be bad together with later ones
 BUDGET_LIMIT = 140 + DOUBT_STEPS
-_DROP_Z = 1.5  # standard errors behind the leader
-LEAD_Z = 0.3  # standard errors; a shorter lead changes nothing
+_DROP_Z = 1.5  # standard errors behind the leader at which a candidate is dropped
+LEAD_Z = 0.3  # standard errors; with a smaller lead the best so far stays
 
 SearchMethod = Generator[Trial, Sample, TunedJob]
 Logs = dict[Policy, list[float]]

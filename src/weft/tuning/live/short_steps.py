@@ -16,7 +16,7 @@ from weft.tuning.live.trial import Record, Sample, Trial, ask
 _SHORT_MS = 0.5  # with steps at least this long, a job of one minute can afford a search at once
 _MEETINGS = 120  # meetings of a search
 _SHARE = 0.006  # largest share of a job's time for these meetings
-_FIRST, _MOST = 32, 4096  # steps between two meetings while it waits
+_FIRST, _MOST = 32, 4096  # steps between two meetings while the job waits: at first and at most
 _ENOUGH = 4  # steps that determine the time of a step and of a meeting
 
 

@@ -34,7 +34,7 @@ class StepInputs:
         """Sums over the steps whose inputs are known on all ranks: their times converted by the leader's
         input, and by the largest. The ratio makes the times of a watch comparable with those of a search."""
         self._depend = False
-        """Whether the bytes copied depend on the policy: then they say nothing about the input."""
+        """Whether the bytes copied depend on the policy or on the step's time, not only on the input."""
 
     def settle(self) -> None:
         """Take the inputs so far as the usual ones."""

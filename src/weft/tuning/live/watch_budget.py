@@ -73,7 +73,7 @@ class WatchBudget:
 
     @property
     def probe_share(self) -> float:
-        """Probes, as a share of all steps."""
+        """Share of all steps to use for probes."""
         return self.share if self.may_check() else self.share / RARER
 
     def may_check(self, checks: int = 1) -> bool:

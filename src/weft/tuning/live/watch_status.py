@@ -24,7 +24,7 @@ LATELY = 64  # fewest trials for the recent time of a step, and most probes for 
 END = 256  # most trials for the recent time of a step
 LEAST_EFFECTS = 5
 LEAST_CHECKED = 4  # fewest steps of checks under each policy
-_NORMAL = 1.4826  # from a median of absolute values to a standard deviation
+_NORMAL = 1.4826  # converts a median absolute deviation to a standard deviation
 _MEDIAN = 1.2533  # standard error of a median, relative to that of a mean
 Z = 2.0
 _LEAST_ERROR = 1e-4
@@ -61,7 +61,7 @@ class ProbeEffects:
             if len(self._open) == 2 + NEIGHBORS:
                 own, later, *after = self._open
                 around = [*self._before, *after]
-                if max(own, later, *around) - median(around) < math.log(PAUSE):  # no pause among them
+                if max(own, later, *around) - median(around) < math.log(PAUSE):  # none contains a pause
                     self.own.append(own - fmean(around))
                     self.later.append(later - fmean(around))
                 self._open, self._before = [], deque(after, maxlen=NEIGHBORS)

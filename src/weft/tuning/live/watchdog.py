@@ -46,7 +46,7 @@ class Guard:
                 if left is not None and left <= 0:
                     # Record the deadline, not the current time: after a SIGSTOP this thread itself runs late.
                     self._until, self._fired = None, self._until
-                    with suppress(Exception):  # the guard must outlive it
+                    with suppress(Exception):  # an error in `rescue` must not end this thread
                         self._rescue()
                 else:
                     self._changed.wait(left)
