@@ -1,1 +1,1 @@
-"""Interleaved measurement and its statistics. Knows neither torch nor GPUs: what is measured is injected."""
+"""Interleaved measurement and its statistics. Independent of torch and GPUs: the measurement is injected."""

@@ -1,8 +1,8 @@
-"""CopiedByPolicy: does a policy change how much a program copies? Then that does not tell its inputs.
+"""CopiedByPolicy: tests whether a policy changes how much a program copies; if so, bytes do not show inputs.
 
 Inputs that are sorted by length, or become longer, differ between any two stretches of a job. So steps are
-compared with those under the first policy nearby, and of many successive steps under one policy only the
-first counts. Where all steps under the two policies differ, less has to be seen nearby.
+compared only with nearby steps under the first policy, and only the first of many successive steps under one
+policy counts. If all steps under the two policies differ, weaker evidence from nearby steps suffices.
 """
 
 from __future__ import annotations
@@ -11,30 +11,31 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-_SHORT = 4  # steps of a run under one policy that all count
-_NEARBY = 16  # runs that are compared with each other
-_STRETCHES = 8  # of so many runs, that are compared for a policy
-_FIRST = 64  # steps under a policy that are compared wherever they were
-_APART = 4.0  # standard errors: by chance once in 16,000 comparisons
-_ALSO_NEARBY = 2.0  # the same nearby, where the first steps are apart: inputs that change come here by chance
+_SHORT = 4  # in runs of up to this many steps under one policy, all count; in longer runs only the first
+_NEARBY = 16  # runs in a stretch, which are compared with each other
+_STRETCHES = 8  # earlier stretches that are kept per policy
+_FIRST = 64  # first steps per policy, which are compared wherever they were
+_APART = 4.0  # standard errors that count as a difference: by chance once in 16,000 comparisons
+_ALSO_NEARBY = 2.0  # also needed nearby if the first steps differ; changing inputs reach it only by chance
 
 
 class CopiedByPolicy:
-    """The sizes of steps by their policy, compared with those under the policy of the first step."""
+    """Compares the sizes of steps under each policy with those under the first step's policy."""
 
     def __init__(self) -> None:
         self._other = -1
         self._policy: int | None = None
         self._run: list[float] = []
-        """The sizes since the policy has changed."""
+        """Sizes since the last change of policy, at most _SHORT + 1."""
         self._runs = 0
         self._nearby: dict[int, list[float]] = {}
         self._before: dict[int, list[tuple[float, float]]] = {}
-        """By policy: of each earlier stretch how much the sizes were above those of the first policy."""
+        """By policy, for each earlier stretch: result of `above` against the first policy's sizes."""
         self._first: dict[int, list[float]] = {}
 
     def add(self, size: float, policy: int) -> bool:
-        """Note a step; whether the policy of the steps before copies more than the first one, or less."""
+        """Add a step; returns whether the run of another policy that it ends copied more or less than the
+        first policy does."""
         differs = policy != self._policy and self._policy is not None and self._end_run(self._policy)
         self._other = policy if self._policy is None else self._other
         self._policy = policy
@@ -49,7 +50,7 @@ class CopiedByPolicy:
         if self._runs == _NEARBY:
             self._close()
         self._runs += 1
-        # Steps whose policy was drawn for each of them differ by chance only, blocks of them by their inputs.
+        # Steps drawn one by one differ only by chance; blocks of steps also differ by their inputs.
         self._nearby.setdefault(policy, []).extend(run if len(run) <= _SHORT else run[:1])
         self._run = []
         if policy == self._other:
@@ -62,7 +63,7 @@ class CopiedByPolicy:
         return abs(nearby) > _APART or first * math.copysign(1, nearby) > _APART
 
     def _close(self) -> None:
-        """Begin another stretch."""
+        """End this stretch and begin another."""
         others = self._nearby.pop(self._other, [])
         for policy, sizes in self._nearby.items():
             before = self._before.setdefault(policy, [])
@@ -73,13 +74,13 @@ class CopiedByPolicy:
 
 
 def _errors(parts: Sequence[tuple[float, float]]) -> float:
-    """How many standard errors sizes are above others, by all parts together."""
+    """How many standard errors the sizes are above the others, over all parts together."""
     more, variance = (sum(values) for values in zip(*parts, strict=True))
     return more / math.sqrt(variance) if variance else 0.0
 
 
 def above(sizes: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
-    """How often sizes are above others rather than below, and its variance by chance (Mann, Whitney)."""
+    """Mann-Whitney statistic: how often sizes are above others, minus its mean; and its chance variance."""
     ordered, count = sorted(others), len(sizes) * len(others)
     larger = sum(bisect_left(ordered, size) + bisect_right(ordered, size) for size in sizes) / 2
     return larger - count / 2, count * (len(sizes) + len(others) + 1) / 12

@@ -1,11 +1,11 @@
-"""InputSizes: what a step would take with a usual input, learned from steps with others.
+"""InputSizes: predicts what a step would take with a usual input, from steps with other inputs.
 
-Where the length of a batch changes from step to step, so do step times, by much more than a policy gains. How
-much a program copies from the host in a step tells how large its input is, before the step runs and whatever
-the policy: a step's time can be divided by what its size explains. A size has no part in which policy a step
-gets, so tests on drawn steps (`weft.measure.sequential`) stay valid whatever is fitted here. A poor fit costs
-power, never validity. Where a policy does change what is copied (`weft.measure.copied_by_policy`), sizes must
-not be used.
+If the length of a batch changes from step to step, so do step times, by much more than a policy gains. How
+many bytes a program copies from the host in a step shows how large its input is, before the step runs and
+whatever the policy: a step's time can be divided by what its size explains. The size does not influence which
+policy a step gets, so tests on drawn steps (`weft.measure.sequential`) stay valid whatever is fitted here. A
+poor fit costs power, never validity. If a policy does change what is copied
+(`weft.measure.copied_by_policy`), sizes must not be used.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from statistics import fmean, median
 
-FITS = (8, 12, 16, 24, 32, 48, 64)  # steps after which the time by size is fitted
-_VARY = 0.02  # sizes that differ by less, relative to the usual one, explain nothing
-_TURNS = 1  # between larger and smaller sizes, at least: one that only grows is a new pace each time
-_EXPLAINS = 0.6  # of the scatter of step times may be left
-_BEYOND = 0.5  # of the range of known sizes, on either side, for which the fit still counts
-_LEAST = 0.2  # of the usual step: a fit that predicts less is none
+FITS = (8, 12, 16, 24, 32, 48, 64)  # numbers of steps after which time by size is fitted again
+_VARY = 0.02  # sizes whose range is smaller than this share of the largest explain nothing
+_TURNS = 1  # fewest turns between growing and shrinking sizes: if they only grow, each is a new pace
+_EXPLAINS = 0.6  # share of the step times' scatter that a fit may leave
+_BEYOND = 0.5  # share of the known sizes' range by which a fit extends on either side
+_LEAST = 0.2  # share of the usual step: a fit that predicts less is discarded
 _OTHERS = 8  # steps in a row of unknown sizes after which the job has other inputs
-_JUDGED = 16  # steps of known sizes by which a fit is judged each time
+_JUDGED = 16  # steps of known sizes after which a fit is judged each time
 _WITHOUT = 128  # steps without a fit after which inputs may have begun to vary
-_SURE = 32  # steps for a fit of times that did not follow sizes before
-_LONGEST = 8  # steps of a cycle, at most
-_CYCLE = 0.5  # of the scatter is left at the same place of a cycle, at most, if there is one
+_SURE = 32  # steps needed for a fit if times did not follow sizes before
+_LONGEST = 8  # longest cycle, in steps
+_CYCLE = 0.5  # share of the scatter that may be left at the same place of a cycle, if there is one
 
 
 @dataclass(frozen=True)
 class SizedStep:
-    """A step's time, and how many bytes were copied from the host in it and in the step before."""
+    """A step's time, and the bytes copied from the host in it and in the step before."""
 
     ms: float
     size: float
     before: float
 
     def of(self, earlier: bool) -> float:
-        """The size that belongs to the step: a program may copy its input one step in advance."""
+        """The step's size. `earlier`: the program copies its input one step in advance."""
         return self.before if earlier else self.size
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """Step time as a line over the size."""
+    """Step time as a linear function of the size."""
 
     slope: float
     level: float
@@ -53,13 +53,13 @@ class _Fit:
     most: float
     earlier: bool
     left: float = math.inf
-    """The scatter that it leaves."""
+    """The scatter that remains after the fit."""
 
     def ms(self, size: float) -> float:
         return self.level + self.slope * size
 
     def known(self, size: float) -> float:
-        """The nearest size for which it counts."""
+        """The nearest size for which the fit is valid."""
         beyond = _BEYOND * (self.most - self.least)
         return min(max(size, self.least - beyond), self.most + beyond)
 
@@ -68,7 +68,7 @@ class _Fit:
 
 
 class InputSizes:
-    """Step times by the size of their inputs, as far as it explains them."""
+    """Relates step times to the sizes of their inputs, as far as these explain them."""
 
     def __init__(self) -> None:
         self._settled = False
@@ -76,39 +76,39 @@ class InputSizes:
         self._start()
 
     def _start(self, least: int = FITS[0]) -> None:
-        """Nothing is known. `least`: steps for a fit."""
+        """Forget everything. `least`: fewest steps for a fit."""
         self._least = least
         self.policy: int | None = None
-        """The policy that is learned from."""
+        """The policy whose steps are learned from; None before the first step."""
         self._known: list[SizedStep] = []
         self._numbers: list[int] = []
-        """Of the known steps, among all."""
+        """Numbers of the known steps among all steps."""
         self._others = self._steps = 0
         self._fit: _Fit | None = None
         self._usual: float | None = None
         """The size to which times are converted."""
         self._latest: list[tuple[int, float, float]] = []
-        """Number of a step whose size is known, and its time, as it was and converted."""
+        """Recent steps of known size: number, measured time and converted time."""
 
     def settle(self) -> None:
-        """Convert to the same size from now on, so that times remain comparable while more is learned."""
+        """Keep the usual size from now on, so that times remain comparable while more is learned."""
         self._settled = True
 
     @property
     def matter(self) -> bool:
-        """Whether they explain some of the step times."""
+        """Whether sizes explain some of the step times."""
         return self._fit is not None
 
     @property
     def explains_nothing(self) -> bool:
-        """Whether no size has explained a time for long."""
+        """Whether sizes have explained no step times for long."""
         return self._fit is None and (len(self._known) == FITS[-1] or self._least > FITS[0])
 
     def usual_ms(self, step: SizedStep, *, beyond: bool = False) -> float:
-        """The time that the step would have taken with an input of the usual size.
+        """The ms that the step would have taken with an input of the usual size.
 
-        `beyond`: convert inputs far outside those known as the nearest of them, so that inputs that slowly
-        become longer do not begin to take half as long again all at once. A sudden change is still seen.
+        `beyond`: convert inputs far outside the known range like the nearest size within it. Otherwise inputs
+        that slowly become longer would suddenly seem to take half as long again. A sudden change still shows.
         """
         fit = self._fit
         if fit is None or self._usual is None:
@@ -120,8 +120,8 @@ class InputSizes:
         return step.ms * usual / max(expected, _LEAST * usual)
 
     def note(self, step: SizedStep, policy: int = 0) -> None:
-        """Learn from a step. A policy's effect must not become a property of the inputs that it had, so only
-        the steps under one of them count."""
+        """Learn from a step. Only steps under one policy count, so that a policy's effect is not mistaken for
+        an effect of the inputs it had."""
         self.policy = policy if self.policy is None else self.policy
         if policy != self.policy or not 0 < step.ms < math.inf or len(self._known) == FITS[-1]:
             return
@@ -131,12 +131,12 @@ class InputSizes:
             self._refit()
 
     def outdated(self, step: SizedStep) -> bool:
-        """Judge what is known by a step, before it is noted; whether it must be learned anew."""
+        """Judge the fit by a step, before `note`; returns whether everything must be learned anew."""
         self._steps += 1
         if self._fit is None:
             anew, least = self._steps >= self._patience, _SURE
             if anew and _vary([known.size for known in self._known]):
-                self._patience *= 2  # they did and explained nothing: a fit of many steps takes milliseconds
+                self._patience *= 2  # sizes vary but explain nothing: fit less often, it takes milliseconds
         elif self._fit.knows(step.of(self._fit.earlier)):
             self._others = 0
             self._latest.append((self._steps, step.ms, self.usual_ms(step)))
@@ -149,7 +149,7 @@ class InputSizes:
         return anew
 
     def _misleads(self) -> bool:
-        """Whether times lately scatter more with the fit than without it: they no longer follow the sizes."""
+        """Whether recent times scatter more with the fit than without: they no longer follow the sizes."""
         numbers, *both = zip(*self._latest, strict=True)
         self._latest.clear()
         before, after = ([math.log(ms) for ms in times] for times in both)
@@ -163,7 +163,7 @@ class InputSizes:
 
 
 def _fitted(steps: Sequence[SizedStep], numbers: Sequence[int], earlier: bool) -> _Fit | None:
-    """A line that a few odd steps do not move (Theil and Sen); None: the size does not explain the times."""
+    """A line that is robust to a few odd steps (Theil-Sen); None if the size does not explain the times."""
     sizes = [step.of(earlier) for step in steps]
     ups = [b > a for a, b in pairwise(sizes) if a != b]
     turns = sum(a != b for a, b in pairwise(ups))
@@ -191,10 +191,10 @@ def _vary(sizes: Sequence[float]) -> bool:
 def _scatters(
     numbers: Sequence[int], before: Sequence[float], after: Sequence[float]
 ) -> list[tuple[float, float]]:
-    """How much steps differ before and after a conversion: most of them, and on average.
+    """How much steps differ before and after a conversion: first by the median, then by the mean.
 
-    Most do not where inputs change now and then; and an average is that of a few stalls, if there are some.
-    Steps that follow each other are compared, or those at the same place of a cycle where they differ less.
+    The median does not show inputs that change only now and then; the mean may show only a few stalls.
+    Successive steps are compared, or steps at the same place of a cycle if they differ less.
     """
     periods = range(1, min(_LONGEST, len(numbers) // 4) + 1)
     both = [(_apart(numbers, before, period), _apart(numbers, after, period)) for period in periods]
@@ -207,7 +207,7 @@ def _scatters(
 
 
 def _apart(numbers: Sequence[int], logs: Sequence[float], period: int) -> list[float]:
-    """By how much each step differs from the next one at the same place of a cycle."""
+    """By how much each step differs from the previous one at the same place of a cycle, at most 1."""
     last: dict[int, float] = {}
     apart = []
     for number, log_ms in zip(numbers, logs, strict=True):

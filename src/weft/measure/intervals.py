@@ -1,4 +1,4 @@
-"""Confidence intervals of medians and of ratios of medians, from a handful of samples."""
+"""Confidence intervals of medians and of ratios, from a handful of samples."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ RESAMPLES = 1000
 
 
 def bootstrap_ci(samples: Sequence[float], *, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
-    """Confidence interval of the median, by resampling.
+    """Bootstrap confidence interval of the median; NaNs without samples.
 
-    Never narrower than the exact interval between two order statistics: with few samples the bootstrap alone
-    is too narrow.
+    It is never narrower than the exact interval between two order statistics: with few samples the bootstrap
+    alone is too narrow.
     """
     values = np.sort(np.asarray(samples, dtype=np.float64))
     if not len(values):
@@ -26,7 +26,7 @@ def bootstrap_ci(samples: Sequence[float], *, level: float = 0.95, seed: int = 0
 
 
 def _order_statistic(count: int, level: float) -> int:
-    """The largest k for which the k-th smallest and k-th largest sample enclose the median at this level."""
+    """The largest index from both ends of the sorted samples that encloses the median at this level."""
     k, outside = 0, 2 * 0.5**count
     while k + 1 < count // 2:
         outside += 2 * math.comb(count, k + 1) * 0.5**count
@@ -39,9 +39,9 @@ def _order_statistic(count: int, level: float) -> int:
 def ratio_ci(
     a: Sequence[float], b: Sequence[float], *, level: float = 0.95, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Median of a/b and its confidence interval.
+    """Median of a/b and the ends of its confidence interval; NaNs without samples.
 
-    Samples are paired by round where both have as many; the interval is then never narrower than the exact
+    Samples are paired by round if both have equally many; the interval is then never narrower than the exact
     one between two order statistics of the paired ratios.
     """
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)

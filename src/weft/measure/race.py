@@ -1,8 +1,8 @@
-"""Race: which candidate is fastest, with as few measurements as the noise allows. `measure` is injected.
+"""Race: finds the fastest candidate in as few measurements as the noise allows. `measure` is injected.
 
-Candidates are measured in rounds, in a random order and then in its reverse, so that drift of the machine
-affects all of them equally. Candidates that are clearly behind are dropped, and the measurements saved go to
-close contenders. The winner is measured again, interleaved with the baselines, in fresh rounds.
+Candidates are measured in rounds, in a random order and then in its reverse, so that machine drift affects
+all of them equally. Candidates that are clearly behind are dropped, and the measurements saved go to close
+contenders. The winner is measured again, interleaved with the baselines, in fresh rounds.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from weft.measure.scores import Noise, Round, fit_scores
 
 _T = TypeVar("_T")
 
-HOPELESS = 1.75  # times the fastest of a round: dropped at once
+HOPELESS = 1.75  # times the leader: dropped at once
 DROP_Z = 2.4  # standard errors behind the leader at which a candidate is dropped,
-DROP_Z_STEP = 0.15  # plus this for each doubling of the rounds
-ONCE_Z = 3.0  # the same after a single round, whose leader is usually a lucky one
-LOOKS = 16  # rounds that each end with a decision on drops; afterwards, every 1/16 more of them
-MANY = 16  # from this many challengers on, a few of them are measured twice first to estimate the noise
+DROP_Z_STEP = 0.15  # plus this for each doubling of its measurements
+ONCE_Z = 3.0  # the same for a candidate measured once, when the leader is usually a lucky one
+LOOKS = 16  # rounds that each end with a decision on drops; later, one follows every 1/16 more rounds
+MANY = 16  # from this many challengers on, the second round measures only a few, to estimate the noise
 _ENOUGH = 8  # affordable measurements per candidate from which all are measured twice before any is dropped
-PROBED = 8  # challengers measured twice first
+PROBED = 8  # fewest challengers measured in that second round
 LAST = 5  # rounds reserved for the finalists
-MAX_CONFIRM = 4  # times the rounds of a confirmation, while its result is unclear
-FEW = 12  # up to this many challengers get the full grid; more share a third of theirs
+MAX_CONFIRM = 4  # times the usual rounds: longest confirmation, while its result is unclear
+FEW = 12  # up to this many candidates get the full grid; more share a third of theirs, or this many's
 ROUNDS = 15
-"""Of a full grid; a third of it finds the best of 40 candidates that leads by 3% under 5% noise."""
+"""Rounds of a full grid; a third of it finds the best of 40 candidates that leads by 3% under 5% noise."""
 _TIE = 0.005
-"""Candidates this close (relative) count as equally good."""
+"""Candidates whose times are this close (relative) count as equally good."""
 CONFIRM = 6
 """Fewest fresh rounds of a confirmation: with six, a 95% interval between order statistics exists."""
 
@@ -57,15 +57,16 @@ def race(
     """Find the fastest candidate. `measure` returns ms, or raises WeftError for one that cannot run.
 
     `rounds` is how often a full grid would measure each candidate. A race of many candidates takes at most a
-    third of that grid (`most_measurements`), and measures close contenders more than `rounds` times. It ends
-    when the leader is ahead of the rest beyond doubt, or within `tie` of the best.
+    third of that grid (`most_measurements`), and may measure close contenders more than `rounds` times. It
+    ends when the leader is ahead of the rest beyond doubt, or within `tie` of the best.
 
-    Baselines (indices) are never dropped, and another candidate is chosen only if it beats the best of them
+    Baselines (indices) are never dropped. Another candidate is chosen only if it beats the best baseline
     beyond doubt, in the race and again in a confirmation: fresh rounds of both, at least `confirm` and at
-    least CONFIRM of them. Where all candidates are equal, a baseline is chosen in over 95% of races. With
+    least CONFIRM of them. If all candidates are equal, a baseline is chosen in over 95% of races. With
     `confirm` 0 (times without noise) the race alone decides. Without baselines the fastest is chosen.
-    Those `aside` are references: measured in `rounds` rounds, never dropped, never chosen.
-    After `deadline_s` no new round begins; the first `min_rounds` are always run.
+    Candidates in `aside` (indices) are references: measured in `rounds` rounds, never dropped, never chosen.
+    After `deadline_s` seconds no new round begins; the first `min_rounds` are always run. `on_sample`
+    receives the index and ms (None if it failed) of each measurement.
     """
     if not candidates:
         raise UsageError("a race needs at least one candidate")
@@ -84,12 +85,12 @@ def race(
 
 
 def most_measurements(candidates: int, rounds: int) -> int:
-    """Upper bound before the confirmation: the full grid for few candidates, a third of it for many."""
+    """Most measurements before the confirmation: the full grid for few candidates, a third for many."""
     return max(candidates, math.ceil(rounds * max(candidates / 3, min(candidates, FEW))))
 
 
 class _Course(Generic[_T]):
-    """A race while it is run."""
+    """A race in progress."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class _Course(Generic[_T]):
         self.noise = Noise()
         self.places: dict[int, int] = {}
         self.passed: set[int] = set()
-        """Baselines clearly behind the leader: not measured beyond `rounds`."""
+        """Baselines clearly behind the leader, which are not measured beyond `rounds`."""
         self.over = rounds < 1
 
     def round(self) -> None:
@@ -130,17 +131,17 @@ class _Course(Generic[_T]):
         self.over |= len(self._members()) > left or (not self._challengers() and done >= self.min_rounds)
 
     def choose(self) -> int | None:
-        """The fastest, unless a baseline is not beaten beyond doubt."""
+        """The fastest candidate, or the best baseline if not beaten beyond doubt; None if all failed."""
         field = self._field()
         if not field:
             return None
         best, baseline = self._ranked(field)[0][1], self.result.best_baseline
         if baseline is None or best in self.result.baselines or baseline in self.passed:
-            return best  # clearly behind in the ranking, which outliers do not distort
+            return best  # a passed baseline is clearly behind by the ranking, which is robust to outliers
         return best if self._ratio(best, baseline)[2] < 1.0 else baseline
 
     def confirm(self, rounds: int, late: Callable[[], bool]) -> None:
-        """Measure the chosen one and the baselines afresh; a baseline is chosen unless the lead holds."""
+        """Measure the chosen candidate and the baselines afresh; choose a baseline unless the lead holds."""
         result, chosen = self.result, self.result.chosen
         if chosen is None or not result.baselines:  # without a baseline there is nothing to confirm
             return
@@ -148,7 +149,7 @@ class _Course(Generic[_T]):
         rounds = max(rounds, CONFIRM) if leads else rounds
         again = [i for i in {chosen, *result.baselines} if not result.entries[i].failed]
         for number in range(rounds * MAX_CONFIRM):
-            # Only three looks: testing after every round finds a gain sooner or later where there is none.
+            # Test only three times: a test after every round would sooner or later find a gain by chance.
             if number >= rounds and (late() or (number in (rounds, 2 * rounds) and self._clear(chosen))):
                 break
             for index in self._ordered(again):
@@ -163,7 +164,7 @@ class _Course(Generic[_T]):
         return chosen in self.result.baselines or not low <= 1.0 <= high
 
     def _confirmed(self, chosen: int) -> bool:
-        """Whether the lead over every baseline that still runs held in the fresh rounds."""
+        """Whether the lead over every baseline that can still be measured held in the fresh rounds."""
         mine = self.result.entries[chosen].again
         others = [self.result.entries[i] for i in self.result.baselines]
         return bool(mine) and all(
@@ -188,7 +189,7 @@ class _Course(Generic[_T]):
         return [i for i, entry in enumerate(self.result.entries) if entry.kept and i not in self.spared]
 
     def _probing(self) -> bool:
-        """Whether the next round measures a few only: they give the noise, by which others can be dropped."""
+        """Whether the next round measures only a few: they give the noise by which others can be dropped."""
         short = self.most < _ENOUGH * len(self.result.entries)
         return short and len(self.table) == 1 and len(self._challengers()) >= MANY
 
@@ -201,7 +202,7 @@ class _Course(Generic[_T]):
         return members + [i for i in sorted(others) if not self.result.entries[i].failed]
 
     def _ordered(self, members: Sequence[int]) -> list[int]:
-        """A random order, and the next time its reverse, so that a steady drift cancels."""
+        """A random order, then its reverse in the next round, so that a steady drift cancels."""
         if self.places:
             order = sorted(members, key=lambda i: -self.places.get(i, 0))
             self.places = {}
@@ -219,13 +220,13 @@ class _Course(Generic[_T]):
         return self._challengers() + [i for i in rest if not self.result.entries[i].failed]
 
     def _ranked(self, field: Sequence[int]) -> list[tuple[float, int, int]]:
-        """Distance behind the leader (relative), index and number of measurements of each, best first."""
+        """Per candidate, best first: distance behind the leader (log), index and number of measurements."""
         level, counts, self.noise = fit_scores(self.table, field, self.noise)
         found = zip((level - level.min()).tolist(), field, counts.tolist(), strict=True)
         return sorted(found)
 
     def _look(self) -> None:
-        """Drop candidates that are clearly behind; end the race when the leader is the best, or as good."""
+        """Drop candidates that are clearly behind; end the race once the leader is the best or as good."""
         field, done = self._field(), len(self.table)
         if not field:
             return
@@ -243,14 +244,15 @@ class _Course(Generic[_T]):
         self.over = done >= self.min_rounds and best and self._decided(ranked)
 
     def _margin(self, leader: int, count: int) -> float:
-        """Distance behind the leader at which a candidate is dropped, by their numbers of measurements."""
+        """Distance behind the leader at which a candidate is dropped, given both numbers of measurements."""
         if len(self.table) < self.min_rounds and not self._may_drop_early(count):
             return math.inf
         z = DROP_Z + DROP_Z_STEP * math.log2(count) if count > 1 else ONCE_Z
         return self.noise.margin(z, leader, count)
 
     def _may_drop_early(self, count: int) -> bool:
-        """Many candidates give the noise early; with outliers, one slow time alone proves nothing."""
+        """Whether to drop early: many candidates reveal the noise, but with outliers one slow time proves
+        nothing."""
         return len(self.result.entries) >= MANY and (count > 1 or not self.noise.outliers)
 
     def _leave(self, index: int, why: str) -> None:
@@ -261,7 +263,7 @@ class _Course(Generic[_T]):
             self.result.entries[index].kept, self.result.entries[index].problem = False, why
 
     def _thin(self, left: int) -> None:
-        """Keep as many candidates as a few more rounds can be afforded for."""
+        """Keep only as many candidates as LAST more rounds can be afforded for."""
         cost, challengers = len(self._members()), self._challengers()
         if len(self.table) < 2 or LAST * cost <= left or len(challengers) <= 2:
             return
@@ -271,7 +273,7 @@ class _Course(Generic[_T]):
             self._leave(index, f"not among the first {places} when measurements ran short")
 
     def _decided(self, ranked: Sequence[tuple[float, int, int]]) -> bool:
-        """Whether the leader is a baseline, ahead of all baselines beyond doubt, or practically level."""
+        """Whether the leader is a baseline, clearly ahead of or behind the best one, or level with one."""
         leader, baseline = ranked[0][1], self.result.best_baseline
         if baseline is None or leader in self.result.baselines:
             return True
@@ -280,7 +282,7 @@ class _Course(Generic[_T]):
         return level or not low <= 1.0 <= high
 
     def _ratio(self, a: int, b: int) -> tuple[float, float, float]:
-        """Time of a over that of b, in the rounds that measured both."""
+        """Ratio of a's time to b's with its interval, from the rounds that measured both."""
         both = [(math.exp(found[a]), math.exp(found[b])) for found in self.table if a in found and b in found]
         return ratio_ci([x for x, _ in both], [y for _, y in both])
 

@@ -1,4 +1,4 @@
-"""What a race leaves: every candidate with its measurements, the choice, and whether it was confirmed."""
+"""The result of a race: every candidate with its measurements, the choice, and whether it was confirmed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RaceEntry(Generic[_T]):
     samples: list[float] = field(default_factory=list)
     kept: bool = True
     problem: str = ""
-    """Why it could not be measured, or why it was dropped; empty for one that ran to the end."""
+    """Why it could not be measured or was dropped; empty if it stayed to the end."""
     error: WeftError | None = None
     again: list[float] = field(default_factory=list)
     """Fresh measurements after the choice, for the winner and the baselines."""
@@ -33,7 +33,7 @@ class RaceEntry(Generic[_T]):
 
     @property
     def ms(self) -> float:
-        """Median, infinite without a sample."""
+        """Median; infinite without samples."""
         return median(self.samples) if self.samples else math.inf
 
     @property
@@ -44,7 +44,7 @@ class RaceEntry(Generic[_T]):
 
 @dataclass
 class RaceResult(Generic[_T]):
-    """All entries in the order given, and the index of the chosen one (None: nothing could be measured)."""
+    """All entries in the given order, and the index of the chosen one (None if nothing could be measured)."""
 
     entries: list[RaceEntry[_T]]
     baselines: tuple[int, ...]
@@ -57,17 +57,20 @@ class RaceResult(Generic[_T]):
 
     @property
     def best(self) -> _T | None:
-        """The chosen candidate."""
+        """The chosen candidate, or None."""
         return None if self.chosen is None else self.entries[self.chosen].candidate
 
     @property
     def best_baseline(self) -> int | None:
-        """The fastest baseline that could be measured."""
+        """Index of the fastest baseline that could be measured, or None."""
         alive = [i for i in self.baselines if self.entries[i].samples]
         return min(alive, key=lambda i: self.entries[i].ms, default=None)
 
     def ratio(self, index: int) -> tuple[float, float, float]:
-        """Time over the best baseline's and its 95% interval; from the confirmation where there is one."""
+        """Ratio of a candidate's time to the best baseline's, and its 95% interval.
+
+        Taken from the confirmation if there was one.
+        """
         baseline = self.best_baseline
         if baseline is None or index == baseline:
             return 1.0, 1.0, 1.0
@@ -75,7 +78,8 @@ class RaceResult(Generic[_T]):
         return ratio_ci(entry.again or entry.samples, base.again or base.samples)
 
     def nearest(self) -> tuple[int, float] | None:
-        """The fastest candidate that is not a baseline, and its time over the best baseline's, minus 1."""
+        """Index of the fastest candidate that is not a baseline, and its time relative to the best baseline,
+        minus 1; None without either."""
         others = [
             i
             for i, entry in enumerate(self.entries)

@@ -1,4 +1,4 @@
-"""Levels of candidates and the noise, from measurements in shared rounds with outliers and drift."""
+"""Estimates candidates' levels and the noise, from measurements in shared rounds with outliers and drift."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 NOISE_FLOOR = 0.002
-"""Relative; an accidentally quiet start must not drop good candidates."""
-_CLIP = 2.0  # standard deviations at which residuals are clipped,
-CLIPPED = 0.9205  # and the variance that a normal distribution has left then
-SURE = 16  # degrees of freedom at which the noise is known well enough
+"""Relative: after an accidentally quiet start, good candidates must not be dropped."""
+_CLIP = 2.0  # standard deviations at which residuals are clipped
+CLIPPED = 0.9205  # variance of a standard normal distribution after this clipping
+SURE = 16  # degrees of freedom from which the noise is known well enough
 PASSES = 4
 STEADY = 6  # degrees of freedom from which a median deviation is usable
 NORMAL_MAD = 1.4826
@@ -21,7 +21,7 @@ HICCUP = 3.5  # standard deviations beyond which a measurement is an outlier and
 
 Array = npt.NDArray[np.float64]
 Round = Mapping[int, float]
-"""What was measured in one round, by candidate: natural logarithms of times."""
+"""Log times measured in one round, by candidate index."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Noise:
     outliers: bool = False
 
     def margin(self, z: float, a: int, b: int) -> float:
-        """z standard errors of the difference of two means of a and b measurements.
+        """z standard errors of the difference between two means, of a and b measurements.
 
         Wider while sigma is poorly known, as with Student's t.
         """
@@ -44,8 +44,8 @@ class Noise:
 def fit_scores(rounds: Sequence[Round], members: Sequence[int], known: Noise) -> tuple[Array, Array, Noise]:
     """The level of each member, its number of measurements, and the noise.
 
-    Model: a measurement is the member's level plus the round's level plus noise, so what slows a whole round
-    affects no comparison. `known` is the noise so far; it is kept where these rounds say less about it.
+    Model: a measurement is the member's level plus the round's level plus noise, so whatever slows a whole
+    round affects no comparison. `known` is the noise so far; it is kept if these rounds say less about it.
     """
     held = [found for found in rounds if any(i in found for i in members)]
     x = np.array([[found.get(i, math.nan) for found in held] for i in members]).reshape(len(members), -1)
@@ -53,7 +53,7 @@ def fit_scores(rounds: Sequence[Round], members: Sequence[int], known: Noise) ->
     any_missing = bool(missing.any())
     last = np.arange(len(members)), ((~missing).sum(axis=1) - 1) // 2
     part = math.sqrt(max(len(members) - 1, 1) / len(members))
-    whole = x[:, ~missing.any(axis=0)]  # rounds that measured all members give the initial level
+    whole = x[:, ~missing.any(axis=0)]  # rounds that measured all members determine the initial level
     level = _middle(whole - _middle(whole, 0), 1) if whole.size else _median(x, 1, any_missing)
     noise = known
     for number in range(PASSES):
@@ -70,20 +70,20 @@ def fit_scores(rounds: Sequence[Round], members: Sequence[int], known: Noise) ->
 
 
 def _median(x: Array, axis: int, any_missing: bool) -> Array:
-    """Median that ignores missing values; many times faster where there are none."""
+    """Median that ignores missing values; many times faster if there are none."""
     found: Array = np.nanmedian(x, axis=axis) if any_missing else _middle(x, axis)
     return found
 
 
 def _middle(x: Array, axis: int) -> Array:
-    """Median of values of which none is missing: as np.median, without its checks."""
+    """np.median without its checks, for values of which none is missing."""
     ordered, half = np.sort(x, axis=axis), x.shape[axis] // 2
     upper: Array = ordered.take(half, axis=axis)
     return upper if x.shape[axis] % 2 else (ordered.take(half - 1, axis=axis) + upper) / 2
 
 
 def _noise(rest: Array, missing: npt.NDArray[np.bool_], any_missing: bool, known: Noise) -> Noise:
-    """The noise of the residuals, with the levels of members and rounds removed."""
+    """The noise in the residuals, from which the levels of members and rounds are removed."""
     if any_missing or min(rest.shape) < 2:
         rest = rest[(~missing).sum(axis=1) > 1]
         rest = rest[:, (~np.isnan(rest)).sum(axis=0) > 1]

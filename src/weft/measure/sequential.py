@@ -1,14 +1,14 @@
-"""Sequential: does a change make steps faster, however often one looks and whatever the noise?
+"""Sequential: tests whether a change makes steps faster; valid at any stopping time and for any noise.
 
-Which of two arms a step runs under is drawn at random. If the arms do not differ, nothing about a step's time
-tells which arm it had, so nobody can predict the draws better than chance. `Coins` predicts them from the
-times alone and bets on its predictions at fair odds: without a difference its capital exceeds c with a
-probability of at most 1/c, at any moment one chooses to stop (Ville's inequality). This assumes nothing about
-the noise. Cycles of any period, heavy tails, drift, bursts and autocorrelation cost power, never validity.
+Which of two arms a step runs under is drawn at random. If the arms do not differ, a step's time does not
+depend on its arm, so nobody can predict the draws better than chance. `Coins` predicts them from the times
+alone and bets on its predictions at fair odds: without a difference, its capital exceeds c with a probability
+of at most 1/c, whenever one chooses to stop (Ville's inequality). This assumes nothing about the noise.
+Cycles of any period, heavy tails, drift, bursts and autocorrelation cost power, never validity.
 
-How well it predicts depends on a model of the noise: steps scatter with a Student distribution around the
-level of recent steps, or of recent steps at the same place of a cycle. Several models and several sizes of
-the effect share the capital, so the bets of the best one soon dominate.
+How well it predicts depends on a model of the noise: steps scatter with a Student's t distribution around the
+level of recent steps, or of recent steps at the same place of a cycle. Several models and several effect
+sizes share the capital, so the bets of the best one soon dominate.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from statistics import median
 
 FASTER = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
-"""Effects that are bet on: logarithms of default time over changed time."""
-WINDOWS = (4, 16)  # recent steps that give the level
-_MEMORY = 32  # recent errors of a prediction that give its scatter
+"""Effects that are bet on: log(default time / changed time)."""
+WINDOWS = (4, 16)  # recent steps that determine the level
+_MEMORY = 32  # recent prediction errors that determine the scatter
 _FLOOR = 0.0015  # relative; keeps a quiet start from looking exact
-_NORMAL = 1.4826  # from a median of absolute values to a standard deviation
-TAILS = 4.0  # degrees of freedom of the Student distribution
+_NORMAL = 1.4826  # converts a median absolute deviation to a standard deviation
+TAILS = 4.0  # degrees of freedom of the Student's t distribution
 _POWER = -(TAILS + 1) / 2
-WIDEST, PRECISION = 0.7, 0.03  # of an interval's ends
-_CAUTION = 0.05  # of the capital is kept out of every bet
+WIDEST, PRECISION = 0.7, 0.03  # largest distance of an interval's ends, and their relative precision
+_CAUTION = 0.05  # share of the capital that is kept out of every bet
 _NEAREST = 3  # steps of the other arm that a step is compared with
 
 
@@ -42,13 +42,14 @@ class _Bet:
         self.effect, self.window, self.period = effect, window, period
         self.log_capital = 0.0
         self._errors: deque[float] = deque()
-        """Magnitudes of recent errors, the oldest first; and the same in order of size."""
+        """Magnitudes of recent errors, oldest first."""
         self._magnitudes: list[float] = []
+        """The same, sorted."""
         self._recent: list[list[float]] = [[] for _ in range(period)]
-        """By place in the cycle: recent steps as they would have been under arm 0."""
+        """By place in the cycle: recent log times, converted to arm 0."""
 
     def bet(self, step: Step) -> None:
-        """Predict the arm of a step from its time, and bet on that."""
+        """Predict a step's arm from its time, and bet on the prediction."""
         recent = self._recent[step.number % self.period]
         if not recent:
             return
@@ -56,7 +57,7 @@ class _Bet:
         level = _middle(sorted(recent))
         if 0 < share < 1 and len(magnitudes) >= 3:
             scatter = max(_FLOOR, _NORMAL * _middle(magnitudes))
-            # Densities of Student's distribution, up to a factor.
+            # Densities of Student's t distribution, up to a factor.
             x = (log_ms - level) / scatter
             default = math.pow(1 + x * x / TAILS, _POWER)
             x = (log_ms + self.effect - level) / scatter
@@ -71,7 +72,7 @@ class _Bet:
         insort(magnitudes, error)
 
     def note(self, step: Step) -> None:
-        """Let a step count towards the level."""
+        """Add a step to the level."""
         recent = self._recent[step.number % self.period]
         recent.append(step.log_ms + self.effect * step.arm)
         if len(recent) > self.window:
@@ -79,14 +80,14 @@ class _Bet:
 
 
 def _middle(ordered: Sequence[float]) -> float:
-    """The median of values in order of size."""
+    """The median of sorted values."""
     half = len(ordered) >> 1
     return ordered[half] if len(ordered) & 1 else (ordered[half - 1] + ordered[half]) / 2
 
 
 @dataclass(frozen=True)
 class Step:
-    """A measured step: the arm it ran under, and the probability that it would run under arm 1."""
+    """A measured step, the arm it ran under, and the probability (`share`) with which that was arm 1."""
 
     log_ms: float
     arm: int
@@ -96,11 +97,11 @@ class Step:
 
 
 class Coins:
-    """A test of arm 1 (changed) against arm 0 (default). `effects` > 0: is arm 1 faster? < 0: slower?
+    """A test of arm 1 (changed) against arm 0 (default): is arm 1 faster (`effects` > 0) or slower (< 0)?
 
     `periods`: lengths, in steps, of cycles that the job may have. `renewed`: a bet that has lost gets its
-    capital back, so that the test reacts to a change after a long time without one (an e-detector). A capital
-    of c then means: without a difference it is exceeded once in c bets or less often.
+    capital back, so that the test reacts to a change after a long time without one (an e-detector). Without a
+    difference, a capital of c is then exceeded at most once in c bets.
     """
 
     def __init__(
@@ -116,18 +117,18 @@ class Coins:
 
     @property
     def capital(self) -> float:
-        """What one unit of capital has become."""
+        """Current capital, from one unit at the start."""
         top = max(bet.log_capital for bet in self._bets)
         total = sum(math.exp(bet.log_capital - top) for bet in self._bets)
         return math.exp(min(top, 600.0)) * total / len(self._bets)
 
     def restart(self) -> None:
-        """Begin a new test; what is known about the level and the noise stays."""
+        """Begin a new test; estimates of level and noise stay."""
         for bet in self._bets:
             bet.log_capital = 0.0
 
     def add(self, step: Step) -> None:
-        """Bet on the arm of a step. Where the share is 0 or 1 the step only gives the level."""
+        """Bet on a step's arm. If its share is 0 or 1, the step only updates the level."""
         certain = self._renewed and not 0 < step.share < 1
         for bet in self._bets:
             if not certain:
@@ -143,7 +144,7 @@ def capital(
     periods: Sequence[int] = (1,),
     shift: float = 0.0,
 ) -> float:
-    """The capital after all steps, where the null hypothesis is that arm 1 takes exp(-shift) times arm 0."""
+    """The capital after all steps, under the null hypothesis that arm 1 takes exp(-shift) times arm 0."""
     coins = Coins(effects, periods)
     for step in steps:
         coins.add(Step(step.log_ms + shift * step.arm, step.arm, step.share, step.number))
@@ -153,10 +154,8 @@ def capital(
 def estimate(
     steps: Sequence[Step], period: int = 1, middle: Callable[[Sequence[float]], float] = median
 ) -> float:
-    """The effect: median difference between each step and the nearest steps of the other arm, or another
-    `middle` of them.
-
-    Steps are compared at the same place of a cycle.
+    """The effect: median (or other `middle`) of the differences between each drawn step and the nearest steps
+    of the other arm at the same place of a cycle of `period` steps. 0 if there is nothing to compare.
     """
     drawn = sorted((step for step in steps if 0 < step.share < 1), key=lambda step: step.number)
     times: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
@@ -174,7 +173,7 @@ def estimate(
 
 
 def _nearest(numbers: Sequence[int], number: int) -> list[int]:
-    """Where in ascending numbers the nearest three are."""
+    """Indices of the _NEAREST nearest values in ascending `numbers`."""
     after = bisect_left(numbers, number)
     before, found = after - 1, list[int]()
     while len(found) < _NEAREST and (before >= 0 or after < len(numbers)):
@@ -194,9 +193,9 @@ def confidence_interval(
     periods: Sequence[int] = (1,),
     level: float = 0.95,
 ) -> tuple[float, float]:
-    """A confidence interval of the effect that holds at any stopping time: shifts that are not refuted.
+    """A confidence interval of the effect, valid at any stopping time: the shifts that are not refuted.
 
-    `middle`: the estimate, from which the ends are searched. `effects`: deviations that are bet on.
+    `middle`: the estimate, from which the search for both ends starts. `effects`: deviations that are bet on.
     """
     needed = 2 / (1 - level)
     slower = [-effect for effect in effects]
@@ -206,7 +205,7 @@ def confidence_interval(
 
 
 def _end(refuted: Callable[[float], bool], middle: float, side: int) -> float:
-    """The nearest shift on one side of the middle that is refuted; at most WIDEST away."""
+    """The nearest refuted shift on one side of the middle, at most WIDEST away."""
     inner, width = 0.0, 0.01
     while not refuted(middle + side * width):
         inner, width = width, 2 * width

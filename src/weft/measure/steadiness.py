@@ -1,4 +1,4 @@
-"""Steadiness: when the steps of a job are even enough to compare, how much they scatter, and their cycle."""
+"""Steadiness: whether a job's steps are even enough to compare, how much they scatter, and their cycle."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import pairwise
 from statistics import fmean, median
 
 WINDOW = 6
-EVEN = 0.04  # spread of successive steps, relative, that counts as even at once
-UNEVEN_WINDOW = 16  # steps after which a job's own scatter is accepted, unless it still gets faster
+EVEN = 0.04  # relative deviation from the median up to which WINDOW steps count as even
+UNEVEN_WINDOW = 16  # steps after which a job's own scatter is accepted, unless it is still getting faster
 FALLING = 0.97
 _FLOOR = 0.002  # relative; keeps a lucky quiet start from looking exact
-_NORMAL = 1.4826  # from a median of absolute values to a standard deviation
+_NORMAL = 1.4826  # converts a median absolute deviation to a standard deviation
 LONGEST_CYCLE = 8
-CYCLE_GAIN = 0.33  # a cycle must reduce the scatter of successive steps to this share
+CYCLE_GAIN = 0.33  # a cycle must reduce the scatter of successive steps to this share or less
 CYCLE_STEPS = 10  # fewest steps in which a cycle can be found
 
 
@@ -38,22 +38,22 @@ class Cycle:
     """A pattern that step times repeat, such as logging or evaluation every few steps."""
 
     levels: tuple[float, ...] = (0.0,)
-    """By place in the cycle: logarithm of the step time relative to the whole cycle's median."""
+    """By place in the cycle: log(step time / median of all steps)."""
 
     @property
     def period(self) -> int:
-        """Steps of a cycle; 1: there is none."""
+        """Steps per cycle; 1 if there is no cycle."""
         return len(self.levels)
 
     def level(self, number: int) -> float:
-        """What step `number` (counted as in `cycle`) takes relative to the others, as a logarithm."""
+        """Log time of step `number` (counted as in `cycle`) relative to the others."""
         return self.levels[number % self.period]
 
 
 def cycle(times: Sequence[float], first: int = 0) -> Cycle:
-    """The cycle in the step times of an unchanged job; `first`: number of the first of these steps.
+    """The cycle in the step times of an unchanged job. `first`: number of the first step.
 
-    It must occur twice and explain most of the scatter.
+    A cycle must occur twice and explain most of the scatter; without one, the period is 1.
     """
     logs = [math.log(t) for t in times if t > 0]
     if len(logs) < len(times) or len(logs) < CYCLE_STEPS:
@@ -84,7 +84,7 @@ def _levels(logs: Sequence[float], period: int, first: int) -> tuple[float, ...]
 
 
 def roughness(times: Sequence[float]) -> float:
-    """Relative scatter of successive steps, odd ones included."""
+    """Relative scatter of successive steps, including odd ones; infinite for fewer than two."""
     logs = [math.log(t) for t in times if t > 0]
     squares = [(b - a) ** 2 / 2 for a, b in pairwise(logs)]
     return math.sqrt(fmean(squares)) if squares else math.inf
@@ -92,7 +92,7 @@ def roughness(times: Sequence[float]) -> float:
 
 @dataclass
 class StepNoise:
-    """Relative scatter of one step's time, learned while trials come in."""
+    """Relative scatter of one step's time, learned as trials come in."""
 
     squares: float = 0.0
     freedom: float = 0.0
@@ -103,7 +103,7 @@ class StepNoise:
         return max(_FLOOR, math.sqrt(self.squares / self.freedom)) if self.freedom else _FLOOR
 
     def start(self, times: Sequence[float]) -> None:
-        """From steps under one policy: successive differences, so that a slow drift does not count."""
+        """Learn from steps under one policy, by successive differences so that slow drift does not count."""
         logs = [math.log(t) for t in times if t > 0]
         steps = [abs(b - a) for a, b in pairwise(logs)]
         if steps:
@@ -111,7 +111,7 @@ class StepNoise:
             self._add([sigma] * (len(steps) // 2), len(steps) // 2)
 
     def including(self, rounds: Sequence[Sequence[float]]) -> StepNoise:
-        """With what rounds of a race add: one row of logs per policy, as many in each."""
+        """This noise with what a race's rounds add: one row of log times per policy, all equally long."""
         more = StepNoise(self.squares, self.freedom)
         count = len(rounds[0]) if rounds else 0
         if len(rounds) < 2 or count < 2:

@@ -1,1 +1,1 @@
-"""Tuning: candidates, searches over them, the Verdict they reach, and the store that keeps verdicts."""
+"""Tuning: candidates, the searches that race them, their Verdict, and the store that keeps verdicts."""

@@ -1,4 +1,4 @@
-"""`weft.tune(fn)`: which policy makes a Python callable fastest, on the GPU of this process."""
+"""`weft.tune(fn)`: find the policy that makes a Python callable fastest on this process's GPU."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def tune(
     budget_s: float = 60.0,
     seed: int = 0,
 ) -> Verdict:
-    """Find the policy under which `fn()` takes least time; nothing is applied when this returns.
+    """Find the policy under which `fn()` is fastest. The policy is returned, not applied.
 
-    Returns a Verdict: apply its policy with `weft.overlap(verdict.policy)`. Its times are medians of one call
-    on the slowest rank, in ms, and its baseline is the process without a policy.
+    Returns a Verdict: apply its policy with `weft.overlap(verdict.policy)`. Its times are median ms per call
+    on the slowest rank; its baseline is the process without a policy.
 
-    `fn` is called many times, `setup` before each measurement and outside of it. In a job of several ranks
-    all of them call this together; the slowest rank counts. `candidates`: policies to try; default: what the
-    kernels and collectives of `fn` allow. `name` keeps the verdict in the store, where the next call with
-    the same name finds it. After `budget_s` no new round begins.
+    `fn` is called many times; `setup` is called before each measurement and is not timed. In a job with
+    several ranks, all ranks must call this together; the slowest rank counts. `candidates`: the policies to
+    try; by default those that the kernels and collectives of `fn` allow. `name`: stores the verdict under
+    this name; the next call with the same name returns it. `budget_s`: no new round begins after this time.
 
-    Needs a process started by `weft run` and a GPU. `device="cpu"` measures by the clock without either.
-    `measure(policy)` replaces the measurement (ms of one call): `fn` is not called then.
+    Needs a GPU and a process started by `weft run`. `device="cpu"` needs neither and measures elapsed time.
+    `measure(policy)` replaces the measurement: it returns ms per call, and `fn` is not called.
     """
     if not callable(fn):
         raise UsageError(
@@ -116,7 +116,7 @@ def _decide(
 
 
 def _remembered(name: str, device: str, ranks: Ranks) -> Remembered:
-    """The stored verdict of a named callable; only rank 0 uses the store, and only for a GPU is one kept."""
+    """The stored verdict of a named callable. Only rank 0 uses the store; only GPU verdicts are written."""
     return Remembered(
         lambda: here(f"callable {name}, {ranks.size} ranks"),
         lambda line: warnings.warn(f"weft: {line}", stacklevel=5),
@@ -126,7 +126,7 @@ def _remembered(name: str, device: str, ranks: Ranks) -> Remembered:
 
 
 def _of_rank_0(entry: Entry | None, ranks: Ranks) -> tuple[Policy | None, Verdict | None]:
-    """Rank 0's stored policy, on every rank, and the verdict if it need not be measured again."""
+    """Broadcast rank 0's stored policy, and its verdict unless it must be measured again."""
     known = None if entry is None else (entry.policy.to_dict(), dict(entry.verdict), entry.stale)
     found = ranks.first(known)
     if found is None:

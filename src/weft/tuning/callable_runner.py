@@ -1,4 +1,4 @@
-"""Runs a callable under one policy after the other, on all ranks, and leaves the process unchanged."""
+"""Runs a callable under one policy after another, on all ranks, and leaves the process unchanged."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-LEARNT_CALLS = 3  # under observation, before anything is tried
-SAMPLE_MS = 20.0  # a shorter callable is called several times for one measurement
+LEARNT_CALLS = 3  # profiled calls before any policy is tried
+SAMPLE_MS = 20.0  # a shorter callable is called several times per measurement
 MOST_CALLS = 100
 MOST_CANDIDATES = 40
 
 
 class CallableRunner:
-    """Runs the callable under one policy after the other; a context that leaves the process unchanged."""
+    """Context manager that runs the callable under one policy after another, then restores the process."""
 
     def __init__(
         self, fn: Callable[[], object], setup: Callable[[], object] | None, device: str, ranks: Ranks
@@ -63,11 +63,11 @@ class CallableRunner:
         apply.restore()
         if problem[0] is None:
             self.synchronize()
-            self.ranks.gather(None)  # no rank still uses a communicator that is released
+            self.ranks.gather(None)  # no rank still uses a communicator released here
             self.controls.release()
 
     def options(self) -> list[Policy]:
-        """What can matter for this callable, on all ranks."""
+        """The policies that can matter for this callable, judged from all ranks' profiles."""
         from weft.tuning.live.levers import search_stages
 
         if self.facts is None:
@@ -81,7 +81,7 @@ class CallableRunner:
         return [policy for policy in policies if not policy.is_neutral][:MOST_CANDIDATES]
 
     def prepared(self, policies: Sequence[Policy]) -> list[Policy]:
-        """The policies whose number of CTAs is possible on every rank."""
+        """Prepare the policies' CTA counts; returns the policies whose count works on every rank."""
         wanted = sorted({p.max_ctas for p in policies if p.max_ctas is not None})
         ready: set[int | None] = {None}
         for ctas in wanted if self.controls is not None else ():
@@ -97,7 +97,7 @@ class CallableRunner:
         return [p for p in policies if p.max_ctas in ready or self.controls is None]
 
     def measure(self, policy: Policy) -> float:
-        """Milliseconds of one call on the slowest rank."""
+        """Milliseconds per call on the slowest rank."""
         changed, problem = policy != self.applied, ""
         try:
             self._apply(policy)
@@ -108,7 +108,7 @@ class CallableRunner:
             self.applied = None
             raise UnavailableError(problems[0])
         if changed:
-            self._run(1)  # kernels are loaded again when they are launched another way
+            self._run(1)  # warm up: kernels are reloaded when their launch method changes
         return self.ranks.most(self._run(self.calls))
 
     def synchronize(self) -> None:
@@ -126,13 +126,13 @@ class CallableRunner:
 
         self._run(1)
         self._ready()
-        self.controls.learn()  # from here to the facts, nothing but the callable
+        self.controls.learn()  # until facts(), only the callable may run
         self._timed(LEARNT_CALLS)
         own = self.controls.facts(LEARNT_CALLS)
         self.facts = merge([Facts.from_dict(found) for found in self.ranks.gather(own.to_dict())])
 
     def _run(self, calls: int) -> float:
-        """Milliseconds of one call, of this rank; all ranks begin together."""
+        """Milliseconds per call on this rank; all ranks start together."""
         self._ready()
         return self._timed(calls)
 
@@ -151,7 +151,7 @@ class CallableRunner:
 
 
 def _controls(world: int) -> Any:
-    """The live controls of this process's GPU; raises with the fix where there are none."""
+    """The live controls for this process's GPU. Raises UnavailableError, with the fix, if there are none."""
     try:
         import torch
     except ImportError:

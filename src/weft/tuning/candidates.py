@@ -13,11 +13,11 @@ from weft.policy import Policy
 from weft.rules import Rule
 from weft.workload import TRITON_KINDS, Compute, Workload
 
-GEMM = "weft_gemm"  # the name of our Triton GEMM as the driver knows it
+GEMM = "weft_gemm"  # the driver's name for our Triton GEMM
 CUBLAS = "gemm"  # the kind of compute that runs in cuBLAS
-_PROMISING = 12  # candidates that a model ranks first
-NEAR_BEST = 1.02  # times the model's best: the model cannot distinguish these
-HEAD_START_US = 5.0  # enough for a collective's blocks to be placed first; 40 already costs on an H200
+_PROMISING = 12  # how many of the model's top-ranked candidates to keep
+NEAR_BEST = 1.02  # times within this factor of the model's best: the model cannot tell them apart
+HEAD_START_US = 5.0  # enough for a collective's blocks to be placed first; 40 already costs time on an H200
 _HEAD_STARTS: tuple[dict[str, Any], ...] = ({}, {"head_start_us": HEAD_START_US}, {"head_start": "placed"})
 CTA_LADDER = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
@@ -32,7 +32,7 @@ class Candidate:
 
     @classmethod
     def of(cls, policy: Policy) -> Candidate:
-        """Overlap under a policy, labelled by its controls."""
+        """Overlap under this policy; the label names its controls."""
         return cls(policy.label, policy)
 
 
@@ -45,9 +45,9 @@ def candidates(
 ) -> list[Candidate]:
     """Sequential and plain overlap first, then every combination of the controls that can matter.
 
-    Only what `weft run` can apply. `gpu`: whose limits decide on residency (None: unknown, residency is not
-    tried). `most_ctas`: how many blocks of each rank's collective can be resident at once. `ranks_here`: how
-    many ranks share the GPU.
+    Includes only policies that `weft run` can apply. `gpu`: its limits determine the residencies to try; None
+    if the GPU is unknown, then none is tried. `most_ctas`: how many blocks of each rank's collective can be
+    resident at once. `ranks_here`: how many ranks share the GPU.
     """
     found = [SEQUENTIAL, PLAIN]
     ctas = (None, *cta_choices(baseline_ctas, most_ctas))
@@ -68,9 +68,10 @@ def candidates(
 def promising(
     tried: Sequence[Candidate], predict: Callable[[Candidate], float], most: int = _PROMISING
 ) -> list[Candidate]:
-    """The candidates worth measuring by a model's times: the best `most`, and a safety set.
+    """The candidates worth measuring: up to `most` that a model predicts to be fastest, and a safety set.
 
-    The safety set, which no model may rule out: the baselines (the first two) and every single control.
+    The safety set, which no model may rule out, holds the baselines (the first two) and all policies with a
+    single control.
     """
     rest = [c for c in tried[2:] if c.policy.controls > 1]
     times = {c.label: predict(c) for c in rest}
@@ -81,7 +82,7 @@ def promising(
 
 
 def for_kernel(policy: Policy, pattern: str) -> Policy:
-    """A policy found with our GEMM, rewritten for kernels of another program while a collective runs."""
+    """Rewrite a policy found with our GEMM for another program's kernels, in force during collectives."""
     if not policy.rules:
         return policy
     rules = tuple(Rule(pattern, rule.residency) if rule.kernel == GEMM else rule for rule in policy.rules)
@@ -89,16 +90,16 @@ def for_kernel(policy: Policy, pattern: str) -> Policy:
 
 
 def cta_choices(now: int, most: int) -> tuple[int, ...]:
-    """Other CTA counts worth trying: the rung at half of `now`, and those above it up to 8/3 of it."""
+    """Other CTA counts worth trying: the highest rung up to half of `now`, and the rungs up to 8/3 of it."""
     fewer = max((count for count in CTA_LADDER if count <= now // 2), default=0)
     more = [count for count in CTA_LADDER if now < count <= now * 8 / 3]
     return tuple(count for count in (fewer, *more) if 1 <= count <= most)
 
 
 def residency_choices(compute: Compute, gpu: GpuSpec) -> list[int]:
-    """Fewer blocks per SM than would fit; only for our GEMM, whose shared memory can be raised.
+    """Residencies below the natural one; only for our GEMM, whose shared memory can be raised.
 
-    Current library kernels have one block per SM, and memory-bound kernels only lose with fewer.
+    Current library kernels have one block per SM; memory-bound kernels only get slower with fewer blocks.
     """
     if compute.kind not in TRITON_KINDS:
         return []

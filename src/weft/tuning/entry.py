@@ -1,4 +1,4 @@
-"""What the store holds: verdicts under keys, as data that may come from anywhere."""
+"""Key and Entry: the verdicts in the store and their keys, validated because imports are not trusted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = (*KEY_COLUMNS, "policy", "verdict", "made", "weft")
 
 @dataclass(frozen=True)
 class Key:
-    """What a verdict holds for."""
+    """What a verdict is valid for."""
 
     gpu: str
     driver: str
@@ -32,7 +32,7 @@ class Key:
     torch: str
     workload: str
     setting: str = ""
-    """Where the ranks are: nodes, ghost ranks and their node profile; empty: not known, or ordinary."""
+    """Where the ranks are: nodes, ghost ranks and their node profile; empty if unknown or one plain node."""
 
     def __post_init__(self) -> None:
         for part in fields(self):
@@ -56,19 +56,19 @@ class Entry:
     key: Key
     policy: Policy
     verdict: Mapping[str, Any]
-    """The document that the tuner wrote: text, gain and so on."""
+    """The tuner's document: text, gain and so on."""
     made: float
-    """Seconds since 1970."""
+    """When the verdict was stored, in seconds since 1970."""
     weft: str
-    """The version that made it."""
+    """The version of weft that stored it."""
 
     @property
     def stale(self) -> bool:
-        """Whether it is too old, from another minor version of weft, or from the future: measure again."""
+        """Whether to measure again: too old, from the future, or from another minor version of weft."""
         return self.stale_at(time.time())
 
     def stale_at(self, now: float) -> bool:
-        """`stale`, at a moment in seconds since 1970."""
+        """`stale` at the time `now`, in seconds since 1970."""
         return not -CLOCK_SKEW_S <= now - self.made <= MAX_AGE_S or _minor(self.weft) != _minor(
             weft.__version__
         )
@@ -81,10 +81,10 @@ class Entry:
 
     @classmethod
     def from_dict(cls, document: Any) -> Entry:
-        """An entry from its JSON document, which may come from anywhere."""
+        """An entry from its JSON document, which is not trusted."""
         if not isinstance(document, dict) or set(document) | {"setting"} != set(COLUMNS):
             raise UsageError(f"an entry is an object with exactly {', '.join(COLUMNS)}")
-        document = {"setting": "", **document}  # exports of weft 0.1 have none
+        document = {"setting": "", **document}  # exports of weft 0.1 have no setting
         made, version, verdict = document["made"], document["weft"], document["verdict"]
         if isinstance(made, bool) or not isinstance(made, (int, float)) or not 0 <= made < 1e11:
             raise UsageError(f"made {str(made)[:40]!r} is not a time in seconds since 1970")
@@ -98,7 +98,7 @@ class Entry:
 
 
 def here(workload: str) -> Key:
-    """The key of a workload on the GPU that this process uses, through torch."""
+    """The store key for a workload on the GPU that this process uses through torch."""
     import torch
 
     version, where = str(torch.__version__), setting()
@@ -116,7 +116,7 @@ def here(workload: str) -> Key:
 
 
 def setting() -> str:
-    """Where the ranks of this process's job are, as far as that makes its steps another thing."""
+    """Where the ranks of this process's job are, as text: nodes, ghost ranks and node profile."""
     import torch.distributed as dist
 
     joined = dist.is_available() and dist.is_initialized()
@@ -130,7 +130,7 @@ def setting() -> str:
 
 
 def nodes_of(ranks: int) -> int:
-    """Number of machines that the ranks of this process's job are on, as far as its launcher states it."""
+    """Number of nodes that the job's ranks run on; 1 if LOCAL_WORLD_SIZE is unset or not a divisor."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     return ranks // int(local) if local.isdecimal() and int(local) and ranks % int(local) == 0 else 1
 

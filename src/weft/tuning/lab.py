@@ -1,4 +1,4 @@
-"""The best policy of one workload on one executor: which candidates to race, the race, the verdict."""
+"""Find the best policy for a workload on an executor: choose candidates, race them, reach a verdict."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 COMPUTE_ALONE = Candidate("compute alone", mode="compute")
 COMM_ALONE = Candidate("collective alone", mode="comm")
 SIMULATED_GAIN = 0.02
-"""A simulated gain below this share is within the model's error, and no reason to change anything."""
+"""A simulated gain below this share is within the model's error and does not justify a change."""
 
 
 def choose_candidates(
@@ -36,7 +36,7 @@ def choose_candidates(
 ) -> tuple[list[Candidate], int]:
     """The candidates to race, and how many more a simulated GPU ruled out.
 
-    `before`: the winner of an earlier time, always raced again. `every`: rule nothing out.
+    `before`: the winner of an earlier run; on a real GPU it is always raced again. `every`: rule nothing out.
     """
     if isinstance(executor, SimExecutor):
         spec, most = executor.profile.spec, executor.most_ctas(workload)
@@ -50,10 +50,10 @@ def choose_candidates(
     ghost = "ghost" in str(info.get("ranks"))
     here = workload.ranks if ghost else 1
     baseline, most = BASELINE_CTAS, sms // workload.ranks
-    if info.get("node"):  # as on a node, CTAs can only be lowered
+    if info.get("node"):  # on a node, CTAs can only be lowered
         baseline = most = node_ctas(str(info["node"]), workload)
     possible = candidates(workload, _preset(title), baseline, most, here)
-    if info.get("node") and workload.collective == "all_gather":  # as in `_copies`
+    if info.get("node") and workload.collective == "all_gather":  # see `_copies`: only all-gathers
         copies = load_node(str(info["node"])).copies(workload.collective, workload.ranks)
         possible += [Candidate.of(Policy(engine="dma"))] if copies else []
     likely = possible if every else _likely(title, ghost, workload, possible)
@@ -64,16 +64,16 @@ def choose_candidates(
 
 
 def node_ctas(name: str, workload: Workload) -> int:
-    """CTAs of the workload's collective on a node by default."""
+    """Default CTAs of the workload's collective on the named node."""
     size = workload.elements * DTYPE_BYTES[workload.compute.dtype]
     return load_node(name).collective(workload.collective, size, ranks=workload.ranks).ctas
 
 
 def _can_run(executor: SimExecutor, policy: Policy) -> bool:
-    """Whether `weft run` could apply a policy on the simulated GPU.
+    """Whether `weft run` could apply a policy to the simulated GPU.
 
-    On a node the library chooses its CTAs and weft can only lower the number. HIP has no head start, and
-    rocBLAS no setting for the compute units it may use.
+    On a node the library chooses its CTA count, and weft can only lower it. HIP has no head start, and
+    rocBLAS has no setting that limits its compute units.
     """
     more_ctas = not executor.ghost and (policy.max_ctas or 0) > executor.ctas
     cuda_only = policy.head_start_mode != "none" or policy.sm_reserve > 0
@@ -81,9 +81,9 @@ def _can_run(executor: SimExecutor, policy: Policy) -> bool:
 
 
 def _copies(executor: SimExecutor, workload: Workload) -> bool:
-    """Whether copy engines could serve the collective under `weft run`: all-gathers between GPUs on NVLink.
+    """Whether copy engines could run the collective under `weft run`: only all-gathers over NVSwitch.
 
-    All-to-alls of programs use no symmetric window, and copy engines cannot reduce.
+    Programs' all-to-alls do not use symmetric windows, and copy engines cannot reduce.
     """
     spec = executor.profile.spec
     linked = spec.link_kind == "nvlink" and default_topology(spec) == "nvswitch"
@@ -91,18 +91,18 @@ def _copies(executor: SimExecutor, workload: Workload) -> bool:
 
 
 def _likely(title: str, ghost: bool, workload: Workload, possible: list[Candidate]) -> list[Candidate]:
-    """What the simulated GPU nearest to this one does not rule out; all where there is none."""
+    """The candidates that a simulation of this GPU does not rule out; all of them if there is no model."""
     try:
         model = by_title(title)
         simulated = SimExecutor(model.name + (GHOST if ghost else ""), model=model)
         return promising(possible, lambda c: simulated.measure(workload, c.policy, c.mode).ms)
-    except WeftError as error:  # a GPU or a workload that the model does not know
+    except WeftError as error:  # the model does not support this GPU or workload
         _log.debug("no candidate is ruled out by simulation: %s", error)
         return list(possible)
 
 
 def _preset(title: str) -> GpuSpec | None:
-    """The preset of a real GPU by its marketing name, or None: then residency is not tried."""
+    """The preset of a real GPU, by its marketing name; None if there is none: residency is not tried then."""
     words = title.lower().replace("-", " ").split()
     return next((gpu for name, gpu in GPU_PRESETS.items() if name.split("-")[0] in words), None)
 
@@ -118,10 +118,10 @@ def tune_workload(
     on_sample: Callable[[int, float | None], None] | None = None,
     ranked_out: int = 0,
 ) -> TunedWorkload:
-    """Race the candidates, of which the first two are sequential and plain overlap.
+    """Race the candidates; the first two must be sequential and plain overlap.
 
-    A simulated GPU has no noise, so one round suffices. Raises the executor's error where a baseline cannot
-    run at all. `ranked_out`: how many others a model ruled out before, for the record.
+    A simulated GPU has no noise, so one round suffices. Raises the executor's error if a baseline cannot run
+    at all. `ranked_out`: how many candidates a model ruled out before; only recorded in the result.
     """
     once = executor.simulated
     result = race(
@@ -188,7 +188,7 @@ def _conclude(
 
 
 def why_left_alone(result: RaceResult[Candidate], within: str) -> str:
-    """Why a race ended with a baseline: how close the others came. `within`: what hides a small gain."""
+    """Why a race ended with a baseline: how close the others came. `within`: what could hide a small gain."""
     if result.unconfirmed is not None:
         return f"{result.entries[result.unconfirmed].candidate.label} was ahead, but not when measured again"
     skip = {*result.baselines, *result.aside}
@@ -202,6 +202,6 @@ def why_left_alone(result: RaceResult[Candidate], within: str) -> str:
 
 
 def _simplest(entries: Sequence[RaceEntry[Candidate]], chosen: int) -> int:
-    """Of the candidates that the model ranks as fast as the fastest, the one with the fewest controls."""
+    """Index of the candidate with the fewest controls among those within TIE of the chosen one."""
     near = [i for i, e in enumerate(entries) if e.ms <= entries[chosen].ms * (1 + TIE)]
     return min(near, key=lambda i: (entries[i].candidate.policy.controls, entries[i].ms))

@@ -1,4 +1,4 @@
-"""The stored verdict of one thing that is tuned; errors of the store are reported and cost nothing else."""
+"""Reads and writes the stored verdict of one tuned workload or callable; store errors are only reported."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _log = logging.getLogger(__name__)
 
 
 class Remembered:
-    """What the store holds under a key. `warn` gets one line for each error of the store.
+    """The store's entry for one key. `warn` receives one line per store error.
 
-    `reads`, `writes`: whether this process looks the verdict up, and whether it keeps a new one.
+    `reads`: whether this process looks up the stored verdict. `writes`: whether it stores a new one.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class Remembered:
 
     @property
     def fresh(self) -> Entry | None:
-        """A verdict that need not be measured again."""
+        """The stored entry if it need not be measured again, else None."""
         return self.entry if self.entry is not None and not self.entry.stale else None
 
     def put(self, policy: Policy, document: Mapping[str, Any]) -> None:
-        """Keep a new verdict."""
+        """Store a new verdict."""
         if self._writes:
             with self._reported():
                 Store().put(self._key(), policy, document)
@@ -54,7 +54,7 @@ class Remembered:
 
 
 def workload_key(executor: Executor, workload: Workload) -> Key:
-    """The key of a workload on the GPU of an executor."""
+    """The store key for a workload on the executor's GPU."""
     info = executor.info()
     with nvml.session() as library:
         driver = nvml.driver_release(library) or str(info.get("cuda") or "unknown")

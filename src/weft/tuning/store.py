@@ -1,8 +1,8 @@
-"""Store: verdicts that were measured before, in one SQLite file that many ranks and jobs share.
+"""Store: earlier verdicts, in one SQLite file that many ranks and jobs share.
 
-A verdict belongs to a GPU, a driver, an NCCL, a torch, a workload and a setting (nodes, ghost ranks, node
-profile): with another of these it is measured again. No connection, hence no lock, outlives a call; nothing
-is held during measurements.
+A verdict is valid for one GPU, driver, NCCL version, torch version, workload and setting (nodes, ghost ranks,
+node profile); if any of these differs, weft measures again. No connection, and so no lock, outlives a call:
+nothing is locked during measurements.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _log = logging.getLogger(__name__)
 
 STORE_VARIABLE = "WEFT_STORE"
 SCHEMA = 2
-OLDER = (1,)  # schemas that are read as they are, and brought up to date by the first write
+OLDER = (1,)  # schemas that can be read as they are; the first write migrates the file
 APPLICATION = 0x77656674  # "weft": distinguishes our file from the database of another program
 DOCUMENT_VERSION = 1
-TRANSIENT_S = 1.0  # how long an error that other processes can cause by coming and going is waited out
+TRANSIENT_S = 1.0  # how long to retry after errors that other processes cause as they open or close the file
 MAX_ENTRIES = 10_000
 HEADER_BYTES = 100
 LOCAL = ("btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs")
-"""File systems of one host. Write-ahead logging needs memory that all users of the file share."""
+"""File systems local to one host. Write-ahead logging needs shared memory between all users of the file."""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS verdicts (
     gpu TEXT NOT NULL, driver TEXT NOT NULL, nccl TEXT NOT NULL, torch TEXT NOT NULL, workload TEXT NOT NULL,
@@ -61,13 +61,13 @@ _WHERE = " AND ".join(f"{name} = ?" for name in KEY_COLUMNS)
 
 
 class StoreError(WeftError):
-    """The store cannot be read or written. It costs a measurement, never a job: callers warn and go on."""
+    """The store cannot be read or written. Callers warn and measure again; the job must not fail."""
 
     exit_code = 2
 
 
 def default_path() -> Path:
-    """$WEFT_STORE, or verdicts.sqlite in weft's folder of the user's data."""
+    """$WEFT_STORE, or weft/verdicts.sqlite in the user's data folder."""
     named = os.environ.get(STORE_VARIABLE)
     if named:
         return Path(named)
@@ -80,12 +80,12 @@ def default_path() -> Path:
 
 
 class Store:
-    """Verdicts by Key. Every method raises StoreError, in one line, if the file cannot be used."""
+    """Verdicts by Key. Every method raises StoreError, with a one-line message, if the file is unusable."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, timeout_s: float = 10.0) -> None:
         self.path = Path(path) if path is not None else default_path()
         self.timeout_s = timeout_s
-        """How long to wait for others that write."""
+        """How long to wait for other writers."""
 
     def get(self, key: Key) -> Entry | None:
         """The verdict for exactly this key, stale or not."""
@@ -93,25 +93,25 @@ class Store:
         return self._entry(rows[0]) if rows else None
 
     def put(self, key: Key, policy: Policy, verdict: Mapping[str, Any]) -> Entry:
-        """Store what was found just now, in place of what was there."""
+        """Store a new verdict and replace any older one for this key."""
         entry = Entry(key, policy, dict(verdict), time.time(), weft.__version__)
         row = self._row(entry)
         self._write(lambda db: db.execute(_UPSERT, row))
         return entry
 
     def entries(self) -> list[Entry]:
-        """All verdicts, the newest first."""
+        """All verdicts, newest first."""
         return [self._entry(row) for row in self._read("SELECT {} FROM verdicts ORDER BY made DESC", ())]
 
     def remove(self, key: Key) -> bool:
-        """Forget one verdict; whether there was one."""
+        """Delete one verdict; returns whether there was one."""
         if not self._exists():
             return False
         done = self._write(lambda db: db.execute(f"DELETE FROM verdicts WHERE {_WHERE}", key.parts).rowcount)
         return done > 0
 
     def clear(self) -> int:
-        """Forget everything, damaged entries too; returns how many there were."""
+        """Delete all entries, damaged ones too; returns how many there were."""
         if not self._exists():
             return 0
         return self._write(lambda db: db.execute("DELETE FROM verdicts").rowcount)
@@ -122,9 +122,9 @@ class Store:
         return {"version": DOCUMENT_VERSION, "kind": "weft verdicts", "entries": found}
 
     def import_(self, document: Any) -> int:
-        """Add the verdicts of an export, all or none; of two for one key the newer stays.
+        """Add all verdicts of an export, or none; if two have the same key, the newer one is kept.
 
-        Returns how many were new here. The document is not trusted: anything but an export is rejected.
+        Returns how many were added or replaced. The document is not trusted: only an export is accepted.
         """
         rows = [self._row(entry) for entry in _document(document)]
         newer = _UPSERT + " WHERE excluded.made > verdicts.made"
@@ -153,7 +153,7 @@ class Store:
             ) from None
 
     def _read(self, query: str, values: tuple[str, ...]) -> list[tuple[Any, ...]]:
-        """Rows of a query, in which `{}` is replaced by all columns."""
+        """Rows of a query; `{}` in it stands for all columns."""
         if not self._exists():
             return []
 
@@ -171,10 +171,10 @@ class Store:
 
     def _write(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
         def within(db: sqlite3.Connection) -> _T:
-            self._known(db)  # refuses a file that is not ours before anything in it changes
+            self._known(db)  # reject a file that is not ours before changing anything in it
             if _local(self.path):
                 db.execute("PRAGMA journal_mode = WAL")
-                db.execute("PRAGMA synchronous = NORMAL")  # no wait for the disk at every verdict
+                db.execute("PRAGMA synchronous = NORMAL")  # do not wait for the disk at every write
             db.execute("BEGIN IMMEDIATE")
             schema = self._known(db)
             if schema is None:
@@ -192,8 +192,8 @@ class Store:
         return self._attempt(lambda: self._connected(within, write=True))
 
     def _known(self, db: sqlite3.Connection) -> int | None:
-        """The schema of a file that is a store already; None for an empty one."""
-        # In this order: another process may create the store between two of these reads.
+        """The schema version of the store; None if the file is empty. Raises StoreError if it is not ours."""
+        # The order matters: another process may create the store between two of these reads.
         (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         (application,) = db.execute("PRAGMA application_id").fetchone()
         (schema,) = db.execute("PRAGMA user_version").fetchone()
@@ -215,10 +215,10 @@ class Store:
         with self._problems():
             if self.path.is_dir():
                 raise StoreError(f"store {self.path}: this is a folder; set {STORE_VARIABLE} to a file")
-            if self.path.exists() and not self.path.is_file():  # SQLite would wait for the writer of a pipe
+            if self.path.exists() and not self.path.is_file():  # SQLite would block on a pipe
                 raise StoreError(f"store {self.path}: this is not a file; set {STORE_VARIABLE} to one")
             if self.path.exists() and 0 < self.path.stat().st_size < HEADER_BYTES:
-                raise sqlite3.DatabaseError("file is not a database")  # SQLite would take it for an empty one
+                raise sqlite3.DatabaseError("file is not a database")  # SQLite would treat it as empty
             if write:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             with closing(self._connect(write)) as db:
@@ -230,11 +230,11 @@ class Store:
         if not write:
             address += "?mode=ro"
             if not os.access(self.path.parent, os.W_OK) and not Path(f"{self.path}-wal").exists():
-                address += "&immutable=1"  # a reader could not make the files that its lock needs
+                address += "&immutable=1"  # a reader could not create the lock files it needs
         return sqlite3.connect(address, timeout=self.timeout_s, isolation_level=None, uri=True)
 
     def _attempt(self, act: Callable[[], _T]) -> _T:
-        """`act`, again while others keep it out: SQLite itself does not wait in every case."""
+        """Call `act`, and retry while other processes hold the file: SQLite itself does not always wait."""
         began = time.monotonic()
         while True:
             try:
@@ -244,11 +244,11 @@ class Store:
                 patience_s = min(self.timeout_s, error.patience_s)
                 if time.monotonic() - began >= patience_s:
                     raise StoreError(str(error)) from None
-                time.sleep(random.uniform(0.005, 0.03))  # not in step with the others that wait
+                time.sleep(random.uniform(0.005, 0.03))  # random: waiting processes must not stay in step
 
     @contextmanager
     def _problems(self) -> Iterator[None]:
-        """What the system and SQLite say, as one line that names the file and the fix."""
+        """Turn errors of the OS and SQLite into one-line messages that name the file and the fix."""
         elsewhere = f"set {STORE_VARIABLE} to another file"
         try:
             yield
@@ -269,14 +269,14 @@ class Store:
             if "full" in said:
                 raise StoreError(f"store {self.path}: no space left on its disk; {elsewhere}") from None
             if "readonly" in said or "read-only" in said or "unable to open" in said or "I/O" in said:
-                # Also for a moment where another process makes or removes the files of its lock just now.
+                # This can be transient: another process may be creating or removing its lock files.
                 line = f"store {self.path}: cannot be opened or written; {elsewhere}"
                 raise _BusyError(line, TRANSIENT_S) from None
             raise StoreError(f"store {self.path}: {said}; {elsewhere}") from None
 
 
 class _BusyError(Exception):
-    """Another process holds the file; after `patience_s` this is an error."""
+    """Another process holds the file; `_attempt` retries for up to `patience_s` seconds."""
 
     def __init__(self, line: str, patience_s: float = math.inf) -> None:
         super().__init__(line)
@@ -310,7 +310,7 @@ def _json(text: Any) -> Any:
 
 
 def _local(path: Path) -> bool:
-    """Whether the file is on a disk (or in the memory) of this host alone, as far as is known."""
+    """Whether the file is on a file system local to this host; False if that cannot be determined."""
     try:
         where = str(path.parent.resolve())
         lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""TunedWorkload: the verdict on one workload with all that was measured, and the document of `weft tune`."""
+"""TunedWorkload: the verdict on one workload with all measurements, and the `weft tune --json` document."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from weft.tuning.verdict import Measured, Verdict
 from weft.workload import Workload
 
 TIE = 0.005
-"""Simulated times closer than this share count as equal."""
+"""Simulated times that differ by less than this share count as equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TunedWorkload:
-    """The verdict on one workload on one device, with all that was measured. Times are medians in ms."""
+    """The verdict on one workload on one device, with all measurements. Times are medians in ms."""
 
     verdict: Verdict
     device: str
@@ -39,7 +39,7 @@ class TunedWorkload:
         return self.verdict.candidates
 
     def fraction_of_ideal(self, ms: float) -> float | None:
-        """How much of the possible gain over sequential `ms` reaches; None where there is next to none."""
+        """Share of the possible gain over sequential that `ms` reaches; None if hardly any is possible."""
         return fraction_of_ideal(ms, self.sequential_ms, self.ideal_ms)
 
     @property
@@ -75,7 +75,7 @@ class TunedWorkload:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> TunedWorkload:
-        """From the document of `weft tune --json`, which may come from anywhere."""
+        """From the document of `weft tune --json`, which is not trusted."""
         try:
             told = dict(document["verdict"])
             simulated = document.get("simulated") or str(document["device"]).startswith("sim:")

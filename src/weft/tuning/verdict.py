@@ -1,4 +1,4 @@
-"""Verdict: what any tuner concludes, a policy with its gain or "leave it alone" and why."""
+"""Verdict: the conclusion of any tuner, either a policy and its gain, or "leave it alone" and why."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ SOURCES = ("lab", "simulator", "callable", "live", "ops")
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A candidate and what it took, in ms."""
+    """A candidate and its measured time."""
 
     candidate: str
-    """Its label."""
+    """The candidate's label."""
     mode: str
     policy: Policy
     ms: float | None
-    """Median; None where it could not be measured."""
+    """Median; None if the candidate could not be measured."""
     ci_ms: tuple[float, float] | None
     kept: bool
-    """Whether it was raced to the end."""
+    """Whether the candidate stayed in the race to the end."""
     problem: str = ""
-    """Why it could not be measured, or why it was dropped."""
+    """Why the candidate could not be measured or was dropped; empty otherwise."""
 
     @classmethod
     def of(cls, entry: RaceEntry[Candidate]) -> Measured:
-        """What a race found for one candidate."""
+        """Convert one entry of a race."""
         known, candidate = bool(entry.samples), entry.candidate
         return cls(
             candidate=candidate.label,
@@ -54,7 +54,7 @@ class Measured:
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Measured:
-        """A candidate from its row."""
+        """Inverse of `to_dict`."""
         low_high = row.get("ci_ms")
         return cls(
             candidate=str(row["candidate"]),
@@ -69,33 +69,33 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The conclusion of one tuner about one thing that runs. Times are medians in ms."""
+    """One tuner's conclusion about one workload, callable or job. Times are medians in ms."""
 
     source: str
     """Which tuner: `lab` (`weft tune` on a GPU), `simulator`, `callable` (`weft.tune`), `live` or `ops`."""
     policy: Policy
-    """What to apply; the policy that was in force before where it is best to leave things alone."""
+    """The policy to apply; for "leave it alone", the policy that was already in force."""
     chosen: str
-    """Label of the chosen candidate; that of a baseline where it is best to leave things alone."""
+    """Label of the chosen candidate; for "leave it alone", a baseline's label."""
     applies: bool
-    """Whether `policy` is a change that is worth applying."""
+    """Whether `policy` is a change worth applying."""
     gain_pct: float = 0.0
-    """Percent less time than the baseline; 0 for "leave it alone"."""
+    """Percentage of the baseline's time saved; 0 for "leave it alone"."""
     gain_ci_pct: tuple[float, float] = (0.0, 0.0)
     """95% confidence interval of the gain, from measurements made after the choice."""
     best_ms: float | None = None
     baseline_ms: float | None = None
-    """Of what the gain is compared with."""
+    """Time of the baseline."""
     baseline: str = "overlap"
-    """What the gain is compared with."""
+    """Name of the baseline that the gain is relative to."""
     reason: str = ""
-    """Why it is best to leave things alone; empty where a policy is to be applied."""
+    """Why to leave it alone; empty if a policy is to be applied."""
     measurements: int = 0
-    """How many measurements, or steps of a job, it took."""
+    """Number of measurements, or of a job's steps, behind the verdict."""
     candidates: tuple[Measured, ...] = field(default=(), repr=False)
-    """All that was tried, the baselines first; empty for a verdict from the store."""
+    """All candidates tried, baselines first; empty for a verdict from the store."""
     stored: bool = False
-    """Whether it was measured at another time, and comes from the store."""
+    """Whether the verdict comes from the store rather than from a new measurement."""
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
@@ -110,7 +110,7 @@ class Verdict:
 
     @property
     def simulated(self) -> bool:
-        """Whether a model concluded it, not a measurement."""
+        """Whether the verdict comes from a model instead of measurements."""
         return self.source == "simulator"
 
     @property
@@ -123,7 +123,7 @@ class Verdict:
         return f"{self.chosen}: {self.gain_pct:.1f}%{spread} less time than {self.baseline}."
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON document, as it is kept in the store."""
+        """The JSON document that the store keeps."""
         return {
             "source": self.source,
             "text": self.text,
@@ -141,7 +141,7 @@ class Verdict:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any], *, stored: bool = False) -> Verdict:
-        """A verdict from its JSON document; raises UsageError where it is not one."""
+        """A verdict from its JSON document; raises UsageError for any other document."""
         try:
             low, high = map(float, document["gain_ci_pct"])
             return cls(

@@ -1,29 +1,29 @@
-"""CachedMemory: GPU memory that trials made torch's allocator keep, such as that of DDP buckets."""
+"""CachedMemory: returns GPU memory that trials left in torch's allocator, such as that of DDP buckets."""
 
 from __future__ import annotations
 
 import time
 
-NOTABLE = 0.02  # share by which trials must have raised what the allocator keeps
-HELD_S = 0.15  # NCCL's watchdog, which looks every 0.1 s, holds the tensors of collectives until then
+NOTABLE = 0.02  # growth of the allocator's reserved memory, as a share, that is worth giving back
+HELD_S = 0.15  # NCCL's watchdog polls every 0.1 s and holds the tensors of collectives until then
 
 
 class CachedMemory:
-    """Gives it back to the driver. `before` comes before the trials, `give_back` between two steps.
+    """Gives cached memory back to the driver. Call `before` before the trials, `give_back` between two steps.
 
-    The allocator keeps what is free for later tensors, so that other libraries and processes find less memory
-    than without weft. All that is free goes back, the program's own part, too.
+    The allocator keeps free memory for later tensors, so other libraries and processes would find less memory
+    than without weft. All free memory is given back, including what the program itself left in the cache.
     """
 
     def __init__(self) -> None:
         self._before: int | None = None
 
     def before(self) -> None:
-        """Note how much the allocator has now."""
+        """Record how much memory the allocator has reserved."""
         self._before = _reserved()
 
     def give_back(self) -> None:
-        """Empty the allocator's cache, if trials have raised it notably."""
+        """Empty the allocator's cache if its reserved memory has grown by more than NOTABLE."""
         before, self._before = self._before, None
         if before is None or _reserved() <= before * (1 + NOTABLE):
             return

@@ -1,4 +1,4 @@
-"""CallSteps: the steps of a program without an optimizer, such as inference, from its NCCL collectives."""
+"""CallSteps: finds the steps of a program without an optimizer, such as inference, from NCCL collectives."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from collections.abc import Callable
 from weft.tuning.live.steps import period
 
 CALLS_BETWEEN_LOOKS = 256
-PERIODS = 12  # more micro-batches than most programs accumulate
-CALLS_OF_A_STEP = 16  # at least: a boundary costs a wait
+PERIODS = 12  # repetitions required; more than the micro-batches that most programs accumulate
+CALLS_OF_A_STEP = 16  # at least this many collectives per step: each step boundary costs a wait
 
 
 class CallSteps:
-    """Calls `ended` at the end of each step once the stream of collectives of a communicator repeats.
+    """Calls `ended` at the end of each step, once the sequence of a communicator's collectives repeats.
 
-    `unneeded`: whether there is nothing to find any more, such as where an optimizer has stepped.
+    `unneeded`: returns True once steps are found another way, for example after an optimizer has stepped.
     """
 
     def __init__(self, ended: Callable[[], None], unneeded: Callable[[], bool]) -> None:
         self._ended, self._unneeded = ended, unneeded
 
     def watch(self) -> None:
-        """Look at the collectives at intervals, in a process under the shim."""
+        """Examine the collectives at intervals, if the process runs under the shim."""
         from weft.shim import binding, communicators
 
         if binding.injected():
             communicators.on_call(self._called, every=CALLS_BETWEEN_LOOKS)
 
     def stop(self) -> None:
-        """Look at no more collectives."""
+        """Stop examining collectives."""
         communicators = sys.modules.get("weft.shim.communicators")
         if communicators is not None:
             communicators.on_call(None)

@@ -1,8 +1,8 @@
-"""Check: has a policy become slower than the default? In a few steps, each under one of the two, drawn.
+"""Check: tests whether a policy has become slower than the default, over a few randomly drawn steps of each.
 
-Framework controls change only where all ranks meet, so a policy that has some cannot be probed within steps
-that were decided in advance. It is checked at meetings, by the mean of the two steps after each: the first
-waits for its launches, and the second, whose launches are ahead by then, takes less than usual.
+Framework controls change only at a meeting of all ranks, so a policy with framework controls cannot be probed
+within steps decided in advance. It is checked at meetings, by the mean of the two steps after each one: the
+first waits for its launches; the second takes less time than usual because its launches are ahead by then.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from weft.measure.sequential import Coins, Step, estimate
 from weft.tuning.live.proof import draw_steps
 from weft.tuning.live.trial import Sample
 
-SUSPICIOUS = 4.0  # capital of the test against the policy that leads to a check
-CLEAR = 40.0  # capital of the test that ends a check early
-LIKELY = 4.0  # enough when its steps are used up; with less the check continues, up to this many steps:
-MOST_CHECKED = 36
-AT_LAST = 2.0  # enough then
+SUSPICIOUS = 4.0  # test capital against the policy that starts a check
+CLEAR = 40.0  # test capital that ends a check early
+LIKELY = 4.0  # test capital that suffices once the planned steps are used up; with less, the check continues
+MOST_CHECKED = 36  # most steps of a check that continues
+AT_LAST = 2.0  # test capital that suffices after the last step
 SLOWER = (-0.025, -0.06, -0.15)
-MET, MOST_MET = 10, 20  # draws of a check at meetings
-CHECKED_AFTER_MEETING = 2  # steps, whose mean counts
+MET, MOST_MET = 10, 20  # planned and most draws of a check at meetings
+CHECKED_AFTER_MEETING = 2  # steps measured after each meeting; their mean counts
 MEETING_STEPS = MET * CHECKED_AFTER_MEETING
 
 
@@ -32,7 +32,10 @@ def doubt() -> Coins:
 
 
 def refuted(gain: float, capital: float, *, left: int, last: bool) -> bool:
-    """Whether a check has shown that the policy is slower. `left`: steps to come; `last`: no more follow."""
+    """Whether a check has shown that the policy is slower.
+
+    `left`: planned steps still to come. `last`: whether the check cannot be extended any further.
+    """
     return gain < 0 and capital >= (AT_LAST if last else CLEAR if left else LIKELY)
 
 
@@ -47,7 +50,7 @@ class MeetingCheck:
     order: random.Random
     drawn: list[Step] = field(default_factory=list)
     problem: str = ""
-    """Why the policy may not be used at all."""
+    """Why the policy could not run; empty if it could."""
 
     def __post_init__(self) -> None:
         self.coins = doubt()
@@ -57,7 +60,7 @@ class MeetingCheck:
         return draw_steps(self.order, self.drawn, 1)[0]
 
     def add(self, sample: Sample, arm: int, share: float, number: int) -> None:
-        """Note a drawn step; one that cannot be measured counts for nothing."""
+        """Add a drawn step; a step that could not be measured is ignored."""
         self.problem = self.problem or (sample.problem if arm else "")
         if not sample.problem and 0 < sample.ms < math.inf:
             step = Step(math.log(sample.ms), arm, share, number)
@@ -65,7 +68,7 @@ class MeetingCheck:
             self.drawn.append(step)
 
     def slower(self, draws: int) -> bool | None:
-        """Whether the policy is slower, after so many draws; None: not clear yet."""
+        """Whether the policy is slower after `draws` draws; None if that is not clear yet."""
         if self.problem:
             return True
         gain, last = estimate(self.drawn), draws >= MOST_MET
@@ -75,7 +78,7 @@ class MeetingCheck:
 
     @property
     def first_policy_steps(self) -> list[float]:
-        """Logarithms of the policy's steps in the first half: a pace that changes after them is noticed."""
+        """Log ms of the policy's first steps; later changes of pace are detected against these."""
         return [step.log_ms for step in self.drawn if step.arm][: MET // 2]
 
     @property

@@ -1,17 +1,16 @@
-"""Conduct: turns trials into decisions for every rank at a step boundary, and reports into samples.
+"""Conductor: turns trials into decisions for all ranks at step boundaries, and their reports into samples.
 
-Also a generator: it yields decisions for `weft.ranks` and is sent the reports of all ranks. In the watch it
-is sent only what the leading rank measured. A decision has a key `do`:
-- `run`: `each` steps for each entry of `order`, an index into `policies`. `learn`: profile them. `light`:
-  the next decision comes without reports;
-- `prepare`: create what `policy` needs; `settle`: continue under `policy`, and with `release` keep only what
-  it needs. Report whether it worked;
+Like a search, it is a generator: it yields decisions for `weft.ranks` and is sent the reports of all ranks.
+During the watch it is sent only the leader's report. Each decision has a key `do`:
+- `run`: run `each` steps for each entry of `order`, an index into `policies`. `learn`: profile these steps.
+  `light`: the ranks do not report before the next decision;
+- `prepare`: create what `policy` needs, then report whether that worked;
+- `settle`: continue under `policy`, with `release` keep only what it needs, then report whether that worked;
 - `report`: wait for all steps so far and report their times;
-- `end`, `abandon`: tuning is over. If all ranks are present, an `abandon` has the `policy` that they revert
-  to.
+- `end`, `abandon`: tuning is over. If all ranks are present, `abandon` names the `policy` to revert to.
 
-Framework controls change only at meetings, where all ranks report that they succeeded: between two meetings
-every rank has the same buckets and the same groups, even if a rank fails.
+Framework controls change only at meetings, where all ranks report whether they succeeded: between two
+meetings every rank has the same buckets and the same groups, even if a rank fails.
 """
 
 from __future__ import annotations
@@ -47,20 +46,20 @@ class _State:
     ready: set[tuple[str, Any]] = field(default_factory=set)
     framework: dict[str, Any] = field(default_factory=dict)
     keys: list[str] | None = None
-    """Communicators that can have siblings on all of their ranks; None: there is one process."""
+    """Communicators that can have siblings on all of their ranks; None if there is only one process."""
 
     def __post_init__(self) -> None:
         self.ready |= preparations(self.default)
         self.models = Policy().models
-        # Framework controls of the default are part of it only once all ranks have applied them.
+        # The default's framework controls count as in force only once all ranks have applied them.
         self.fallback = replace(self.default, **self.models)
 
     def forget(self, policy: Policy) -> None:
-        """Record that everything was released that neither the default nor this policy needs."""
+        """Record that all that neither the default nor this policy needs has been released."""
         self.ready &= preparations(self.default) | preparations(policy)
 
     def hear(self, reports: Sequence[Report]) -> None:
-        """Note which communicators can be prepared."""
+        """Note from the reports which communicators can be prepared on all of their ranks."""
         able = [[(str(key), int(size)) for key, size in report.get("preparable", ())] for report in reports]
         self.keys = agreed(able) if len(able) > 1 else None
 
@@ -71,10 +70,10 @@ def conduct(
     watch: Callable[[TunedJob, int, int], Watch] | None = None,
     result: Callable[[TunedJob], dict[str, Any]] = TunedJob.to_dict,
 ) -> Conductor:
-    """All decisions of a tuning; the last is `end` or `abandon`. The first value has no meaning.
+    """Yield all decisions of a tuning; the last is `end` or `abandon`. The first value yielded is a dummy.
 
-    `watch` makes the generator that runs after the search, from its outcome, the number of trials to decide
-    in advance and the steps of a trial; None: no watch. `result`: the document of an outcome.
+    `watch`: makes the generator that runs after the search, from the search's outcome, the number of trials
+    to decide in advance, and the steps per trial; None for no watch. `result`: makes an outcome's document.
     """
     reports = yield {}
     state = _State(default)
@@ -100,7 +99,7 @@ def conduct(
 
 
 def _search(method: SearchMethod, state: _State) -> Generator[Decision, list[Report], TunedJob]:
-    """A search, with a meeting of all ranks after each plan."""
+    """Run a search; all ranks meet after each plan."""
     trial = next(method)
     while True:
         samples = yield from _play(trial, state)
@@ -115,10 +114,10 @@ def _search(method: SearchMethod, state: _State) -> Generator[Decision, list[Rep
 def _play(
     trial: Trial, state: _State, say: Sequence[str] = ()
 ) -> Generator[Decision, list[Report], list[Sample]]:
-    """Run a trial and those that follow it for certain, as far as the framework controls stay the same."""
+    """Run a trial and the trials sure to follow it; only the first one if framework controls differ."""
     plan = [trial.policy] * trial.steps if trial.learn else [trial.policy, *trial.then]
     if any(policy.models != plan[0].models for policy in plan):
-        plan = plan[:1]  # every step of such a comparison begins with a meeting
+        plan = plan[:1]  # framework controls change only at a meeting
     for policy in dict.fromkeys(plan):
         needed = preparations(policy)
         if not needed <= state.ready:
@@ -144,7 +143,7 @@ def _play(
 
 
 def _start(state: _State) -> Conductor:
-    """Bring the framework controls of the default into force. A few steps show what there is to change."""
+    """Put the default's framework controls into force, after a few steps that profile the models."""
     plain = replace(state.default, **Policy().models)
     reports = yield run([plain] * LEARN, learn=True)
     _agree(reports)
@@ -169,8 +168,10 @@ def _change(policy: Policy, state: _State) -> Generator[Decision, list[Report], 
 
 
 def _watch(watch: Watch, state: _State) -> Conductor:
-    """A watch: decisions for several trials at a time, in advance. All ranks meet only for another search, or
-    where the steps of a trial change."""
+    """Run a watch, which decides several trials at a time in advance.
+
+    All ranks meet only for another search, or when the number of steps per trial changes.
+    """
     try:
         trial = next(watch)
         said = [trial.say] if trial.say else []
@@ -237,9 +238,9 @@ def run(
 
 
 def slowest(reports: Sequence[Report]) -> list[Sample]:
-    """The time of each step on the slowest rank, with what each rank copied; a problem on one is one of all.
+    """One sample per step: its time on the slowest rank, and what each rank copied.
 
-    What the ranks waited between steps is counted with the first.
+    A problem of any rank is a problem of every sample. The longest pause of any rank counts with the first.
     """
     problem = next((str(r["problem"]) for r in reports if r.get("problem")), "")
     count = max(len(report["ms"]) for report in reports)
@@ -258,7 +259,7 @@ def slowest(reports: Sequence[Report]) -> list[Sample]:
 
 
 def _agree(reports: Sequence[Report]) -> None:
-    """All ranks must be at the same step. A clock is shared by the ranks that report it."""
+    """Check that all ranks are at the same step: ranks that report the same clock must agree on its count."""
     seen: dict[str, Any] = {}
     for report in reports:
         for name, count in report["clock"].items():

@@ -1,4 +1,4 @@
-"""Controls: what can be changed in a running process, and its profile."""
+"""Controls: changes policies in a running process, and profiles it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from weft.tuning.live.costs import CommCosts, comm_costs
 from weft.tuning.live.frameworks import Choices, Frameworks
 from weft.tuning.live.options import Facts, Kernel
 
-_FREE_BYTES = 2 << 30  # of the GPU's memory, for the buffers of new communicators
-SM_SHARE = 2  # collectives of all ranks on the GPU may take one SM in this many
-SHARED_CTAS = 8  # where processes share a GPU: with 16 per rank and priority, collectives have hung
+_FREE_BYTES = 2 << 30  # free GPU memory required for the buffers of new communicators
+SM_SHARE = 2  # collectives of all ranks on the GPU may together take 1 in SM_SHARE of its SMs
+SHARED_CTAS = 8  # limit per rank if processes share a GPU: 16 with high priority made collectives hang
 TOLD_KERNELS, TOLD_NAME = 32, 200
 MOST_SIZES = 32
 RULE_PATHS = ("config", "tuner")
@@ -33,10 +33,10 @@ Counts = dict[str, tuple[int, int, int, int, str]]
 
 
 class LaunchControls:
-    """The shim of this process: launches, and the communicators of NCCL."""
+    """Controls kernel launches and NCCL communicators through this process's shim."""
 
     def __init__(self, default: Policy, world: int, parameters: int = 0, *, models: bool = False) -> None:
-        """`models`: whether steps end where DDP and FSDP2 models can be changed, with an optimizer's step."""
+        """`models`: whether steps end with an optimizer step, where DDP and FSDP2 models can be changed."""
         self.default, self._world, self._parameters = default, world, parameters
         self._before: Counts = {}
         self._calls = 0
@@ -74,7 +74,7 @@ class LaunchControls:
             limits = [found.max_ctas for found in _used() if found.max_ctas]
             ctas, most = min(limits, default=ctas), _most_ctas(_used())
             if _free_bytes() < _FREE_BYTES:
-                most = ctas  # fewer need no new communicator
+                most = ctas  # fewer CTAs need no new communicator
             choices = tuple(count for count in cta_choices(ctas, _most_ctas(_used())) if count <= most)
         elif ctas and _used() and not _order_of_sums_matters(_used()):
             at_start = cta_choices(ctas, _most_ctas(_used()))
@@ -103,7 +103,7 @@ class LaunchControls:
         )
 
     def _profile(self, steps: int) -> tuple[spans.StepProfile | None, CommCosts | None]:
-        """What the shim's tracer recorded since `learn`; None where it could not, as while it is in use."""
+        """Profile and costs since `learn`; None if the tracer could not record (it may be in use)."""
         recording = tracer.stop() if self._traces else None
         self._traces = False
         if recording is None:
@@ -152,7 +152,7 @@ class LaunchControls:
             communicators.prepare(policy.max_ctas, apply.PREPARE_S, keys)
 
     def apply(self, policy: Policy) -> None:
-        if self._traces:  # the tuning ends while it learns
+        if self._traces:  # the tuning ended while it was profiling
             self._traces = False
             tracer.drop()
             if self._frameworks is not None:
@@ -199,7 +199,7 @@ class LaunchControls:
 
 
 def _worth_telling(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """The kernels that overlap most often, names shortened: all ranks' go through the rendezvous store."""
+    """The kernels that overlap most, with names shortened: all ranks send them through the store."""
     beside = [(k.beside_ms or 0.0, k.beside) for k in kernels]
     told = sorted(zip(beside, kernels, strict=True), key=lambda pair: pair[0], reverse=True)
     most = [kernel for weight, kernel in told if any(weight)][:TOLD_KERNELS]
@@ -215,12 +215,12 @@ def _kernel(
 
 
 def _used() -> list[communicators.Communicator]:
-    """Communicators that carry collectives; one with a single rank communicates nothing."""
+    """Communicators that have carried collectives, except single-rank ones, which do not communicate."""
     return [found for found in communicators.communicators() if found.collectives and found.size != 1]
 
 
 def _most_ctas(used: Sequence[communicators.Communicator]) -> int:
-    """CTAs that fit on the GPU with the program's own work, for all ranks that share it."""
+    """Most CTAs per rank that leave room for the program's own work, for all ranks that share the GPU."""
     import torch
 
     sms = _sms()
@@ -233,12 +233,12 @@ def _most_ctas(used: Sequence[communicators.Communicator]) -> int:
 
 
 def _ranks_of_a_node() -> bool:
-    """Whether the other ranks are ghosts of a node profile, each of which represents its own GPU."""
+    """Whether the other ranks are ghost ranks of a node profile, each of which represents its own GPU."""
     return bool(os.environ.get(NODE_VARIABLE))
 
 
 def _sms() -> int:
-    """Of the GPU that collectives run on."""
+    """Number of SMs of the GPU that collectives run on."""
     import torch
 
     known = [found.device for found in _used() if found.device is not None]
@@ -247,7 +247,7 @@ def _sms() -> int:
 
 
 def _sizes(calls: Sequence[communicators.CommunicatorCall], steps: int) -> tuple[tuple[str, int, float], ...]:
-    """Kind, bytes and number a step of the most frequent collectives; bytes as NCCL's tuner plugin counts."""
+    """Kind, bytes (as NCCL's tuner plugin counts) and calls per step of the most frequent collectives."""
     size = {found.key: max(1, found.size) for found in communicators.communicators()}
     found = Counter(
         (call.operation, call.bytes * (size.get(call.key, 1) if call.operation in _PER_RANK else 1))
@@ -283,7 +283,7 @@ def _order_of_sums_matters(used: Sequence[communicators.Communicator]) -> bool:
 
 
 def _counts() -> Counts:
-    """By the driver's name: launches, those during collectives, blocks per SM, grid and kind."""
+    """By the driver's kernel name: launches, launches during collectives, blocks per SM, grid and kind."""
     path = binding.attach()
     if path is None:
         return {}

@@ -1,13 +1,13 @@
-"""FSDP2's all-gathers by copy engines: NCCL copies buffers in a symmetric window without SMs.
+"""Runs FSDP2's all-gathers on copy engines: NCCL copies buffers in a symmetric window without using SMs.
 
 The buffers are in one window of a separate communicator that asks for zero CTAs; a fixed number of them is
-used in rotation. All ranks must use the same buffer at the same call, and FSDP2 gathers in the same order on
-all of them. FSDP2's own `set_allocate_memory_from_process_group_for_comm` does not suffice: torch registers
-that pool without a symmetric window. Nor does `set_symm_mem_for_comm`: it needs a group that asks for zero
-CTAs from its start, cannot be undone, and a pool that grows registers at a time that the ranks have not
-agreed on (pytorch PR 192112). Here NCCL allocates and registers the memory, once.
+used in rotation. All ranks must use the same buffer in the same call; they do, because FSDP2 gathers in the
+same order on all ranks. FSDP2's own `set_allocate_memory_from_process_group_for_comm` does not suffice: torch
+registers that pool without a symmetric window. Neither does `set_symm_mem_for_comm`: it needs a group that
+asked for zero CTAs when it was created, it cannot be undone, and its pool, when it grows, registers memory at
+a time that the ranks have not agreed on (pytorch PR 192112). Here NCCL allocates and registers memory once.
 
-`prepare` succeeds on all ranks or on none, after a trial in which no kernel ran and every byte arrived.
+`prepare` succeeds on all ranks or on none, after a test gather that ran no kernel and delivered every byte.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ from weakref import ref
 from weft.errors import UnavailableError
 from weft.tuning.live.fsdp_communicator import name_of_our_own
 
-_BUFFERS = 4  # FSDP2 holds three at most without explicit prefetching
+_BUFFERS = 4  # FSDP2 holds at most three without explicit prefetching
 _ALIGNMENT = 512
 _COPIES = (2, 28, 0)
+"""First NCCL version that uses copy engines for collectives."""
 _COPIES_OF_TWO = (2, 31, 2)
-"""Before, the first copy-engine collective of two ranks can hang (github.com/NVIDIA/nccl/issues/2241)."""
+"""First NCCL version for two ranks: before it, their first copy-engine collective can hang
+(github.com/NVIDIA/nccl/issues/2241)."""
 _log = logging.getLogger("weft.live")
 
 
 class WindowedAllGather:
     """An AllGather of `torch.distributed.fsdp` whose buffers are in a window and used in rotation.
 
-    A buffer is free when FSDP2 holds no result in it. Whether its tensor still exists says nothing: threads
-    of the process group may hold it, for longer on one rank than on another. A gather that does not
-    fit, is on another stream than the first, or finds no free buffer uses `plain`, FSDP2's own.
+    A buffer is free when FSDP2 holds no result in it. Whether its tensor still exists is no indication:
+    threads of the process group may hold it longer on one rank than on another. A gather that does not fit,
+    runs on another stream than the first, or finds no free buffer uses `plain`, FSDP2's own AllGather.
     """
 
     def __init__(self, group: Any, arena: Any, plain: Any, held: Callable[[], set[int]]) -> None:
-        """`held`: the addresses of all gathered parameters that FSDP2 still needs."""
+        """`held`: returns the addresses of all gathered parameters that FSDP2 still needs."""
         self._group, self._plain, self._held = group, plain, held
         self._size = arena.numel() // _BUFFERS
         self._buffers = [arena[i * self._size : (i + 1) * self._size] for i in range(_BUFFERS)]
@@ -72,7 +74,7 @@ class WindowedAllGather:
         return next((place for place in turn if self._addresses[place] not in held), None)
 
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
-        """Gather; through the communicator of the window if the output is in the window."""
+        """Gather, through the window's communicator if the output is in the window."""
         return self._plain(
             output_tensor=output_tensor,
             input_tensor=input_tensor,
@@ -83,7 +85,7 @@ class WindowedAllGather:
 
 @dataclass(frozen=True)
 class Window:
-    """Memory that all ranks of a group registered, and how to release it."""
+    """Memory that all ranks of a group have registered, and a function that releases it."""
 
     group: Any
     arena: Any
@@ -91,7 +93,7 @@ class Window:
 
 
 class CopyEngines:
-    """The windows of this process's FSDP2 parameter groups, by the ranks that share their parameters."""
+    """The windows of this process's FSDP2 parameter groups, by the ranks that shard their parameters."""
 
     def __init__(self) -> None:
         self._windows: dict[tuple[int, ...], Window] = {}
@@ -99,17 +101,17 @@ class CopyEngines:
         self._held: Callable[[], set[int]] = set
 
     def why_not(self, groups: Sequence[Any]) -> str:
-        """Why these parameter groups cannot be gathered by copy engines; empty where they can be."""
+        """Why copy engines cannot gather these parameter groups; empty if they can."""
         if not groups:
             return "there is no FSDP2 model"
         return next((why for group in groups if (why := _why_not(group))), "")
 
     def bytes(self, groups: Iterable[Any]) -> int:
-        """GPU memory that the windows take."""
+        """Bytes of GPU memory that the windows of these groups take."""
         return _BUFFERS * sum(_largest(groups).values())
 
     def prepare(self, groups: Sequence[Any]) -> None:
-        """Make the windows. All ranks call it together; UnavailableError on all of them or on none."""
+        """Create the windows. All ranks call this together; UnavailableError on all of them or none."""
         for ranks, size in sorted(_largest(groups).items()):
             if ranks not in self._windows:
                 of = next(group for group in groups if shard_ranks(group) == ranks)
@@ -117,7 +119,7 @@ class CopyEngines:
                 self._windows[ranks] = open_window(of, ranks, _BUFFERS * size, problem)
 
     def use(self, groups: Sequence[Any], on: bool) -> None:
-        """Gather these groups by copy engines if their windows exist; otherwise as the program does."""
+        """If `on`, gather groups that have windows by copy engines; all others as the program does."""
         self._held = _held_by(groups)
         made: dict[tuple[int, ...], WindowedAllGather] = {}
         for group in groups:
@@ -127,14 +129,14 @@ class CopyEngines:
             if window is None:
                 if plain is not now:
                     group._all_gather_comm = plain
-            else:  # one for all groups of these ranks, which share its buffers
+            else:  # all groups of these ranks share one AllGather and its buffers
                 if ranks not in made:
                     made[ranks] = WindowedAllGather(window.group, window.arena, plain, self._held)
                 group._all_gather_comm = made[ranks]
         self._used = set(made)
 
     def release(self) -> None:
-        """Release the windows that are not in use. All ranks call it together."""
+        """Release the windows that are not in use. All ranks call this together."""
         held = self._held()
         for ranks, window in list(self._windows.items()):
             first = window.arena.data_ptr()
@@ -144,11 +146,11 @@ class CopyEngines:
 
 
 def open_window(group: Any, ranks: Sequence[int], size: int, problem: str = "") -> Window:
-    """A tested window of this many bytes between these ranks of an FSDP2 parameter group.
+    """Open and test a window of `size` bytes between these ranks of an FSDP2 parameter group.
 
-    All ranks call it together. Raises UnavailableError on all of them or on none; `problem`: what this rank
-    knows to be in the way. Each step that waits for other ranks follows an agreement that all of them reached
-    it, so that none waits for a rank that has failed.
+    All ranks call this together; raises UnavailableError on all of them or none. `problem`: an obstacle that
+    this rank already knows of; empty if none. Before each step that waits for other ranks, all ranks agree
+    that they have reached it, so that no rank waits for one that has failed.
     """
     import torch.distributed as dist
 
@@ -162,7 +164,7 @@ def open_window(group: Any, ranks: Sequence[int], size: int, problem: str = "") 
         while made:
             try:
                 made.pop()()
-            except Exception:  # nothing uses it any more
+            except Exception:  # harmless: nothing uses the window any more
                 _log.debug("a window of copy engines was not fully released", exc_info=True)
 
     def prepare() -> tuple[Any, set[str]]:
@@ -193,9 +195,9 @@ def open_window(group: Any, ranks: Sequence[int], size: int, problem: str = "") 
 
 
 def _registered(zero: Any, before: set[str], size: int, device: Any, made: list[Callable[[], None]]) -> Any:
-    """Memory in a symmetric window: one allocation, hence one window, registered once on all ranks.
+    """Allocate memory in a symmetric window: one allocation, so one window, registered once on all ranks.
 
-    `before`: keys of the communicators that were there before the group.
+    `before`: keys of the communicators that existed before the group. `made`: takes functions that undo this.
     """
     import torch
 
@@ -207,7 +209,7 @@ def _registered(zero: Any, before: set[str], size: int, device: Any, made: list[
         if len(keys) != 1:
             raise UnavailableError("its communicator was not seen")
         memory = NcclArena(int(keys[0], 16), size)
-        made.extend((memory.close, lambda: torch.cuda.synchronize(device)))  # undone from the last
+        made.extend((memory.close, lambda: torch.cuda.synchronize(device)))  # called last to first
         return memory, torch.as_tensor(memory, device=device)
 
     _agree("", zero, device)  # the first collective creates the communicator, if it does not exist yet
@@ -217,12 +219,12 @@ def _registered(zero: Any, before: set[str], size: int, device: Any, made: list[
 
 
 def _try_out(zero: Any, arena: Any, ranks: int, device: Any) -> None:
-    """Gather once through the window: every byte must arrive, and no kernel may run."""
+    """Gather once through the window; raise unless every byte arrives and no kernel runs."""
     import torch
     import torch.distributed as dist
 
     def fill() -> tuple[Any, Any]:
-        comm_kernels()  # can be read
+        comm_kernels()  # fail here if it cannot be read
         part = min(1 << 20, arena.numel() // ranks) // _ALIGNMENT * _ALIGNMENT
         whole = arena[: part * ranks].zero_()
         mine = whole[dist.get_rank(zero) * part :][:part].fill_(dist.get_rank(zero) + 1)
@@ -238,7 +240,7 @@ def _try_out(zero: Any, arena: Any, ranks: int, device: Any) -> None:
             "NCCL launched a kernel for a gather within a symmetric window (NVLink between all ranks?)"
         )
     values = torch.arange(1, ranks + 1, dtype=torch.uint8, device=arena.device)
-    if dist.get_backend(zero) == "ghost":  # they have the data of this rank
+    if dist.get_backend(zero) == "ghost":  # ghost ranks contribute this rank's data
         values.fill_(dist.get_rank(zero) + 1)
     if not bool((whole == values.repeat_interleave(mine.numel())).all()):
         raise UnavailableError("a gather by copy engines did not deliver its bytes")
@@ -252,7 +254,7 @@ def comm_kernels() -> int:
 
 
 def _together(step: Callable[[], Any], group: Any, device: Any) -> Any:
-    """What a step returns, if it succeeds on all ranks of a group; else UnavailableError on all of them."""
+    """The result of `step` if it succeeds on all ranks; else raises UnavailableError on all of them."""
     done, problem = None, ""
     try:
         done = step()
@@ -264,7 +266,7 @@ def _together(step: Callable[[], Any], group: Any, device: Any) -> Any:
 
 
 def _agree(problem: str, group: Any, device: Any) -> None:
-    """Raise on all ranks of a group where one of them has a problem."""
+    """Raise UnavailableError on all ranks of a group if any of them has a problem."""
     import torch
     import torch.distributed as dist
 
@@ -281,7 +283,7 @@ def _why_not(group: Any) -> str:
 
     ranks, device = shard_ranks(group), group.device
     own = group.mesh_info.shard_process_group
-    ghosts = getattr(own, "why_no_copies", None)  # of a weft.comm.ghost_group.GhostGroup
+    ghosts = getattr(own, "why_no_copies", None)  # only a weft.comm.ghost_group.GhostGroup has this
     backend = own._get_backend(device)
     options = getattr(dist, "ProcessGroupNCCL", None)
     versions = [_version(found.nccl) for found in communicators.communicators()]
@@ -324,20 +326,23 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def shard_ranks(group: Any) -> tuple[int, ...]:
-    """The ranks that share a group's parameters."""
+    """The ranks between which a group's parameters are sharded."""
     import torch.distributed as dist
 
     return tuple(dist.get_process_group_ranks(group.mesh_info.shard_process_group))
 
 
 def _held_by(groups: Iterable[Any]) -> Callable[[], set[int]]:
-    """A function for the addresses of gathered parameters that FSDP2 still needs: the same on all ranks."""
+    """A function that returns the addresses of gathered parameters that FSDP2 still needs.
+
+    All ranks need the same buffers at the same call, so they choose the same free one.
+    """
     known = [ref(group) for group in groups]
 
     def held() -> set[int]:
         found = set()
         for group in (group for one in known if (group := one()) is not None):
-            state = group.comm_ctx.all_gather_state  # freed after the next copy
+            state = group.comm_ctx.all_gather_state  # FSDP2 frees it after the next copy-out
             for result in (group._all_gather_result, state and state.all_gather_result):
                 if result is not None:
                     found.add(result.all_gather_output.data_ptr())
@@ -347,7 +352,7 @@ def _held_by(groups: Iterable[Any]) -> Callable[[], set[int]]:
 
 
 def _largest(groups: Iterable[Any]) -> dict[tuple[int, ...], int]:
-    """By ranks: bytes of the largest group of gathered parameters, as FSDP2 allocates them."""
+    """Bytes of the largest gathered parameter group by ranks, as FSDP2 allocates it."""
     found: dict[tuple[int, ...], int] = {}
     for group in groups:
         ranks = shard_ranks(group)

@@ -1,7 +1,7 @@
-"""Costs: what communication costs a step, by cause, from the shim's tracer. They show what is worth trying.
+"""Costs: what communication costs a step, by cause, from the shim's trace. They show which levers to try.
 
-Exposed communication is told apart by kind: what reduces gradients is exposed behind the computation (the
-tail), what gathers parameters in front of it. Runs inside users' programs: standard library only.
+Exposed communication is split by kind: gradient reductions are exposed after the computation (the tail),
+parameter gathers before it. This runs inside users' programs, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _Intervals = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class CommCosts:
-    """Milliseconds of a step, averaged over the recorded ones."""
+    """Milliseconds per step, averaged over the recorded steps."""
 
     exposed_ms: dict[str, float] = field(default_factory=dict)
     """Communication during which no compute kernel runs, by kind of collective."""
     late_ms: float = 0.0
-    """Time in which collectives waited for SMs while compute kernels ran."""
+    """Time during which collectives waited for SMs while compute kernels ran."""
     slowed_ms: float = 0.0
     """Extra time of compute kernels because collectives ran at the same time."""
     held_ms: float = 0.0
-    """Whole-GPU time that the collectives' blocks take, which no collective on SMs can avoid."""
+    """SM time that the collectives' blocks take, as whole-GPU time; unavoidable for collectives on SMs."""
 
     @property
     def cost_ms(self) -> float:
-        """Avoidable time of a step: exposed and slowed, less the SM time that collectives always take."""
+        """Avoidable time per step: exposed plus slowed, minus the SM time that collectives always take."""
         return max(0.0, sum(self.exposed_ms.values()) + self.slowed_ms - self.held_ms)
 
 
 def comm_costs(spans: Sequence[Span], steps: int, sms: int) -> CommCosts | None:
-    """The costs in this many recorded steps on a GPU with this many SMs; None: unknown."""
+    """The costs over `steps` recorded steps on a GPU with `sms` SMs; None if they cannot be determined."""
     if steps < 1 or sms < 1 or any(span.kind == "unknown" for span in spans):
         return None
     comm = [span for span in spans if span.kind == "comm"]
@@ -61,7 +61,7 @@ def comm_costs(spans: Sequence[Span], steps: int, sms: int) -> CommCosts | None:
 
 
 def _exposed(comm: Iterable[Span], carried: _Intervals, busy: _Intervals) -> dict[str, float]:
-    """Nanoseconds by kind; where kinds overlap, their common time is shared out in proportion."""
+    """Exposed nanoseconds by kind; where kinds overlap, their common time is split in proportion."""
     by_kind: dict[str, _Intervals] = defaultdict(list)
     for span in comm:
         by_kind[_kind(span.name)].append((span.start_ns, span.end_ns))
@@ -74,9 +74,9 @@ def _exposed(comm: Iterable[Span], carried: _Intervals, busy: _Intervals) -> dic
 
 
 def _slowed(compute: Sequence[Span], carried: _Intervals, share: float) -> float:
-    """Nanoseconds that compute kernels lost to collectives, against launches of the same kernel alone.
+    """Nanoseconds that compute kernels lost to collectives, compared with launches of the same kernel alone.
 
-    A kernel that was never alone is taken to lose the SMs that collectives hold: `share` of them.
+    A kernel that never ran alone is assumed to lose the SMs that collectives hold, a `share` of the GPU.
     """
     overlapped = {id(span): common([(span.start_ns, span.end_ns)], carried) for span in compute}
     alone: dict[tuple[object, ...], list[int]] = defaultdict(list)
@@ -98,6 +98,6 @@ def _same(span: Span) -> tuple[object, ...]:
 
 
 def _kind(name: str) -> str:
-    """The kind of a collective, by its kernel's name."""
+    """The kind of a collective, from its kernel's name."""
     plain = name.lower().replace("_", "")
     return next((kind for part, kind in _COLLECTIVES.items() if part in plain), "other")

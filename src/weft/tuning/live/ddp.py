@@ -1,9 +1,9 @@
 """DDP: changes the size of gradient buckets in a running job, without editing the program.
 
-A reducer holds the buckets of a model. For other sizes a second reducer is made, by DDP's own code, and
+A reducer holds the buckets of a model. For other sizes, DDP's own code creates a second reducer, which
 replaces the first between two steps. A reducer that is not in place ignores gradients: DDP arms only the one
-that it finds in its module. So several exist at once, at the price of their buckets' memory, and a change is
-free once a reducer has seen two steps (in the second it orders its buckets by the gradients' arrival).
+in its module. So several can coexist, at the cost of their buckets' memory, and switching is free once a
+reducer has seen two steps (in the second it orders its buckets by the gradients' arrival).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _MIB = 1 << 20
 LADDER_MB = (1.0, 5.0, 25.0, 100.0, 400.0, 1600.0)
 MOST_CHOICES = 4
 Caps = tuple[int, int]
-"""Bytes of a bucket, and of the bucket that is reduced first."""
+"""Size limits in bytes: of a bucket, and of the bucket that is reduced first."""
 _log = logging.getLogger("weft.live")
 
 
 class Buckets:
-    """The DDP modules of this process. `why_not`: why their buckets are never changed."""
+    """The DDP modules of this process. `why_not`: why their buckets are never changed, or empty."""
 
     def __init__(self, modules: Sequence[Any], compiled: Sequence[Any] = ()) -> None:
         self._made: WeakKeyDictionary[Any, dict[Caps, tuple[Any, Any]]] = WeakKeyDictionary()
@@ -39,7 +39,7 @@ class Buckets:
                 self._own[id(module)] = own_caps(module)
 
     def watch(self) -> None:
-        """Note forward passes from now on: between one and its backward pass no reducer may be replaced."""
+        """Track forward passes from now on: between one and its backward pass, no reducer may be replaced."""
         if self._made:
             _watch_forward()
 
@@ -50,11 +50,11 @@ class Buckets:
 
     @property
     def bytes(self) -> int:
-        """Of all gradients, which is the size of another set of buckets."""
+        """Bytes of all gradients: the size of one more set of buckets."""
         return sum(p.numel() * p.element_size() for module in self._made for p in _parameters(module)[0])
 
     def choices(self, most: int) -> list[dict[str, float]]:
-        """Other sizes, as changes of a policy, that lead to other buckets; at most so many."""
+        """Policy changes to other sizes that lead to different buckets; at most `most`."""
         if not self._made:
             return []
         own = {module: self._own[id(module)] for module in self._made}
@@ -71,7 +71,7 @@ class Buckets:
         return found[: min(most, MOST_CHOICES)]
 
     def caps(self, module: Any, bucket_mb: float | None, first_mb: float | None) -> Caps:
-        """The sizes of a policy for a module; the program's own where the policy sets none."""
+        """A policy's sizes for a module; the program's own if the policy sets none."""
         own = self._own[id(module)]
         cap = own[0] if bucket_mb is None else int(bucket_mb * _MIB)
         if first_mb is not None:
@@ -79,7 +79,7 @@ class Buckets:
         return cap, cap if own[0] == own[1] else min(own[1], cap)
 
     def prepare(self, bucket_mb: float | None, first_mb: float | None) -> None:
-        """Create the reducers of these sizes, a step or more after `watch`. No pass may be running."""
+        """Create the reducers of these sizes, at least one step after `watch`. No pass may be running."""
         try:
             self._check(new=True)
         finally:
@@ -90,12 +90,12 @@ class Buckets:
                 made[caps] = _new_reducer(module, caps)
 
     def use(self, bucket_mb: float | None, first_mb: float | None) -> None:
-        """Use the reducers of these sizes, which `prepare` created. Raises before any change."""
+        """Switch to the reducers of these sizes, which `prepare` created. Raises before any change."""
         for module, caps in self.check(bucket_mb, first_mb).items():
             module.reducer, module.logger = self._made[module][caps]
 
     def check(self, bucket_mb: float | None, first_mb: float | None) -> dict[Any, Caps]:
-        """Raise UnavailableError if `use` would; the modules whose reducer it replaces, and sizes."""
+        """Sizes by module for `use`; empty if nothing changes. Raises UnavailableError if `use` would."""
         wanted = {module: self.caps(module, bucket_mb, first_mb) for module in self._made}
         if all(module.reducer is self._made[module].get(caps, (None,))[0] for module, caps in wanted.items()):
             return {}
@@ -114,9 +114,9 @@ class Buckets:
                     del made[caps]
 
     def _check(self, *, new: bool = False) -> None:
-        """Whether reducers can be replaced now, considering what the program has changed since.
+        """Raise UnavailableError if reducers cannot be replaced now; the program may have changed things.
 
-        `new`: whether some are to be created, which would take the parameters as they are now.
+        `new`: whether reducers are to be created; they would use the parameters as they are now.
         """
         for module, made in self._made.items():
             why = why_not_now(module, len(_parameters(module)[0]) if new else None) or _why_under_way(module)
@@ -126,7 +126,7 @@ class Buckets:
                 raise UnavailableError(f"DDP buckets cannot be changed: {why}")
 
     def _layout(self, change: dict[str, float]) -> tuple[Any, ...]:
-        """How gradients would be grouped, if they arrive in the reverse order of their parameters."""
+        """How gradients would be grouped if they arrive in the reverse order of their parameters."""
         import torch.distributed as dist
 
         found = []
@@ -140,7 +140,7 @@ class Buckets:
 
 
 def why_keep_buckets(module: Any, compiled: Sequence[Any] = ()) -> str:
-    """Why the buckets of a DDP module are left unchanged; empty where they can be changed."""
+    """Why the buckets of a DDP module are left unchanged; empty if they can be changed."""
     import torch
 
     if type(module) is not torch.nn.parallel.DistributedDataParallel:
@@ -165,14 +165,14 @@ def why_keep_buckets(module: Any, compiled: Sequence[Any] = ()) -> str:
 
 
 def why_not_now(module: Any, parameters: int | None = None) -> str:
-    """Why a change is not possible now; the program may cause this at any time. A few microseconds.
+    """Why a change is not possible now; empty if it is. The program may cause this at any time.
 
-    `parameters`: how many there are to reduce now, where that is known.
+    `parameters`: the number of parameters to reduce now; None if unknown. Takes a few microseconds.
     """
     try:
         about = module.logger._get_ddp_logging_data()
         hook, known = about.strs_map.get("comm_hook", ""), about.ints_map.get("num_parameter_tensors")
-    except Exception:  # a private interface of torch
+    except Exception:  # this interface of torch is private
         _log.debug("DDP's logging data could not be read", exc_info=True)
         return "its communication hook cannot be determined"
     reasons = {
@@ -184,11 +184,11 @@ def why_not_now(module: Any, parameters: int | None = None) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-# --- a running pass ----------------------------------------------------------------------------------------
+# --- passes in progress ------------------------------------------------------------------------------------
 
 _real: list[Any] = []
 _forward: WeakKeyDictionary[Any, tuple[Any, list[int]]] = WeakKeyDictionary()
-"""By module: the reducer that its latest forward pass armed, and that reducer's times of gradients before."""
+"""By module: the reducer that its latest forward pass armed, and that reducer's backward times before it."""
 
 
 def _watch_forward() -> None:
@@ -218,7 +218,7 @@ def _unwatch_forward() -> None:
 
 
 def _why_under_way(module: Any) -> str:
-    """Why the current reducer is still needed: another would not reduce the gradients of this pass."""
+    """Why the current reducer is still needed, or empty. Another would not reduce this pass's gradients."""
     import torch
 
     if not _real:
@@ -236,7 +236,7 @@ def _why_under_way(module: Any) -> str:
 
 
 def own_caps(module: Any) -> Caps:
-    """The sizes that the program has chosen, or DDP for it; 1 where 0 asks for a bucket of each parameter."""
+    """The program's sizes, or DDP's defaults; at least 1: 0 asks for one bucket per parameter."""
     config = getattr(module, "_bucket_config", None)
     if config is not None:
         return max(1, int(config.bucket_bytes_cap)), max(1, int(config.first_bucket_bytes_cap))
@@ -248,7 +248,7 @@ def own_caps(module: Any) -> Caps:
 
 
 def _new_reducer(module: Any, caps: Caps) -> tuple[Any, Any]:
-    """A reducer and its logger as DDP makes them; the module is left as it was."""
+    """A reducer and its logger, created by DDP's own code; the module is left unchanged."""
     import torch.distributed as dist
 
     cap, first = caps
@@ -262,7 +262,7 @@ def _new_reducer(module: Any, caps: Caps) -> tuple[Any, Any]:
             module._bucket_config = dataclasses.replace(
                 before["_bucket_config"], bucket_bytes_cap=cap, first_bucket_bytes_cap=first
             )
-        else:  # before torch 2.12 the first size is a setting of the process
+        else:  # before torch 2.12, the first bucket's size is a process-wide setting
             module.bucket_bytes_cap_default = True
             dist._DEFAULT_FIRST_BUCKET_BYTES = first
         named = module._build_debug_param_to_name_mapping(parameters)
@@ -275,7 +275,7 @@ def _new_reducer(module: Any, caps: Caps) -> tuple[Any, Any]:
 
 
 def _parameters(module: Any) -> tuple[list[Any], list[bool]]:
-    """As DDP gives them to its reducer: parameters, and which of them have sparse gradients."""
+    """What DDP passes to its reducer: the parameters, and which of them have sparse gradients."""
     parameters, sparse = module._build_params_for_reducer()
     return list(parameters), list(sparse)
 

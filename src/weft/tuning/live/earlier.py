@@ -1,4 +1,4 @@
-"""Earlier: stored results of jobs of the same kind. An error of the store costs a line, never the job."""
+"""Earlier: stored results of similar jobs. A store error only prints a line; the job continues."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _log = logging.getLogger("weft.live")
 
 
 class Earlier:
-    """The stored verdict of this job, whose key is known after its profile. `warn` gets lines."""
+    """The stored verdict of this job; its key is known once the job is profiled. `warn` receives lines."""
 
     def __init__(self, default: Policy, warn: Callable[[str], None]) -> None:
         self.default, self.warn = default, warn
         self.key: Key | None = None
         self._known: TunedJob | None = None
-        """The outcome that the store has, or that a search left open: then it is no verdict yet."""
+        """The last outcome seen: stored, or left open by a search and then not yet a verdict."""
         self._reverted = ""
 
     def recall(self, facts: Facts) -> Policy | None:
-        """The result of an earlier job of this kind, unless it is too old."""
+        """The policy that a similar earlier job ended with; None if there is none or it is stale."""
         self.key = here(facts.workload) if facts.workload else None
         if self.key is None:
             return None
@@ -41,16 +41,16 @@ class Earlier:
             return None
         if entry is None or entry.stale:
             return None
-        # Only a job of exactly this kind shows that there is nothing to gain.
+        # "Nothing to gain" is believed only from a job with exactly the same key.
         return None if entry.key != self.key and entry.policy == self.default else entry.policy
 
     def found(self, outcome: TunedJob) -> dict[str, Any]:
-        """The result of the first search, which `remember` is then given."""
+        """Note the first search's outcome; returns its document, which `remember` then receives."""
         self._known = outcome
         return outcome.to_dict()
 
     def follow(self, status: WatchStatus, result: dict[str, Any]) -> None:
-        """Keep what the watch has come to, if that has changed."""
+        """Store what the watch has concluded, if that has changed."""
         before, self._reverted = self._reverted, status.reverted
         if status.reverted:
             if not before:
@@ -60,13 +60,13 @@ class Earlier:
             self.remember(result)
 
     def remember(self, result: dict[str, Any]) -> None:
-        """Keep the result of a search for the next start."""
+        """Store the result of a search for the next start."""
         is_open = self._known is not None and self._known.still_open
         if self.key is None or result["state"] == "stopped" or is_open:
             return
         try:
             Store(timeout_s=STORE_TIMEOUT_S).put(self.key, Policy.from_dict(result["policy"]), result)
-        except Exception as error:  # the result holds, kept or not
+        except Exception as error:  # the result is valid even if it cannot be stored
             self.warn(f"the result is not saved for the next start: {error}")
 
     def forget(self) -> None:

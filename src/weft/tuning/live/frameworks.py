@@ -1,7 +1,7 @@
-"""Frameworks: the models of a running job that DDP or FSDP2 wraps, and the `framework` controls of a policy.
+"""Frameworks: applies a policy's `framework` controls to a running job's DDP and FSDP2 models.
 
-Changes concern all ranks: each must make them between the same two steps, after `prepare` succeeded on all of
-them. A model that is wrapped in a way that is not understood is left unchanged, and a debug line says why.
+Changes concern all ranks: each must make them between the same two steps, after `prepare` succeeded on all
+ranks. A model that is wrapped in a way weft does not understand is left unchanged; a debug line says why.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from weft.errors import UnavailableError
 from weft.policy import FRAMEWORK, Policy
 from weft.tuning.live import ddp, fsdp
 
-MARGIN_BYTES = 2 << 30  # of GPU memory that always stays free
+MARGIN_BYTES = 2 << 30  # least GPU memory that always stays free
 COMMUNICATOR_BYTES = 1 << 30
 Choices = dict[str, list[dict[str, Any]]]
-"""By lever: changes of a policy."""
+"""Policy changes by lever."""
 _log = logging.getLogger("weft.live")
 
 
@@ -27,13 +27,13 @@ class Frameworks:
     """The DDP and FSDP2 models of this process."""
 
     def __init__(self, default: Policy | None = None) -> None:
-        """`default`: the policy that the job was started with."""
+        """`default`: the policy that the job started with."""
         self._default = default or Policy()
         self._buckets: ddp.Buckets | None = None
         self._sharding: fsdp.Sharding | None = None
 
     def learn(self) -> None:
-        """Find the models, at the end of a step, and note the order of their modules from now on."""
+        """Find the models, at the end of a step, and record the order of their modules from now on."""
         if self._buckets is None or self._sharding is None:
             replicas, shards, compiled = find_models()
             self._buckets = ddp.Buckets(replicas, compiled)
@@ -48,9 +48,9 @@ class Frameworks:
         self._sharding.watch_order()
 
     def choices(self, *, same_sums: bool = False) -> Choices:
-        """What can be changed in the models, after a step or more since `learn`.
+        """What can be changed in the models; call at least one step after `learn`.
 
-        `same_sums`: only what cannot change the order of sums.
+        `same_sums`: return only changes that keep the order of sums.
         """
         if self._buckets is None or self._sharding is None:
             return {}
@@ -58,13 +58,13 @@ class Frameworks:
         spare = spare_bytes()
         try:
             found = self._sharding.choices(spare, COMMUNICATOR_BYTES)
-        except Exception:  # a model of a group that was destroyed may still be among the objects
+        except Exception:  # gc may still hold a model whose process group was destroyed
             _log.debug("FSDP2 is left unchanged: its models cannot be examined", exc_info=True)
             found = {}
         if same_sums:
             _log.debug("DDP's buckets are left unchanged: they may change the order of sums")
         elif size := self._buckets.bytes:
-            # Buckets are allocated twice when a reducer reorders them.
+            # Keep room for one more set: a reducer allocates its buckets a second time when it reorders them.
             sets = min(spare / size - 1, ddp.MOST_CHOICES)
             found["buckets"] = self._buckets.choices(max(0, int(sets)))
         return {name: changes for name, changes in found.items() if changes}
@@ -83,7 +83,7 @@ class Frameworks:
             return
         try:
             sharding.prepare(policy)
-        except UnavailableError as error:  # on all ranks alike
+        except UnavailableError as error:  # raised on all ranks
             if policy.engine == self._default.engine == "dma":
                 _log.warning("comm.engine dma: FSDP2 gathers with SM kernels: %s", error)
                 sharding.prepare(replace(policy, engine="sm"))
@@ -91,7 +91,7 @@ class Frameworks:
                 raise
 
     def apply(self, policy: Policy) -> None:
-        """Run the models under a policy from the next step on; raises before anything is changed."""
+        """Run the models under a policy from the next step on. Raises before any change."""
         buckets, sharding = self._models(policy)
         if sharding is not None:
             sharding.check(policy)
@@ -110,7 +110,7 @@ class Frameworks:
             self._sharding.release()
 
     def _models(self, policy: Policy) -> tuple[ddp.Buckets | None, fsdp.Sharding | None]:
-        """The models that can be changed; raises if the policy asks for more."""
+        """The models that can be changed (None if none). Raises if the policy needs others."""
         buckets = self._buckets if self._buckets is not None and self._buckets.changeable else None
         sharding = self._sharding if self._sharding is not None and self._sharding.changeable else None
         wanted = {name for name in FRAMEWORK if getattr(policy, name) is not None}
@@ -128,9 +128,9 @@ def _why(name: str, found: ddp.Buckets | fsdp.Sharding | None) -> str:
 
 
 def find_models() -> tuple[list[Any], list[Any], list[Any]]:
-    """The DDP modules, the FSDP2 modules and what torch.compile was called on, in this process.
+    """This process's DDP modules, FSDP2 modules, and the modules that torch.compile was called on.
 
-    Types are compared, never `isinstance`: that may run code of proxies.
+    Compares types instead of calling `isinstance`, which may run code of proxy objects.
     """
     import torch
 
@@ -151,7 +151,7 @@ def find_models() -> tuple[list[Any], list[Any], list[Any]]:
 
 
 def spare_bytes() -> float:
-    """GPU memory that the job leaves unused at its peak, less a margin; without a GPU there is no limit."""
+    """Bytes of GPU memory unused at the job's peak, minus a margin; infinite without a GPU."""
     import torch
 
     if not torch.cuda.is_initialized():

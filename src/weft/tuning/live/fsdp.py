@@ -1,10 +1,10 @@
 """FSDP2: prefetch depth, resharding after the forward pass, a separate communicator for reduce-scatter, and
 all-gathers by copy engines (`weft.tuning.live.copy_engines`).
 
-All of them are settings of FSDP2 that take effect in the next forward pass, change no arithmetic and are
-restored in the same way. Where parameters are gathered early or kept, every forward pass starts from the
-same state as without weft: parameters that an earlier pass gathered and did not use, or kept for a backward
-pass that never ran, are gathered again. So no module computes with parameters of an earlier step.
+All of these are FSDP2 settings that take effect in the next forward pass, do not change the arithmetic, and
+can be restored in the same way. If parameters are gathered early or kept, every forward pass still starts
+from the same state as without weft: parameters that an earlier pass gathered but did not use, or kept for a
+backward pass that never ran, are gathered again. So no module computes with an earlier step's parameters.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger("weft.live")
 
 
 class Sharding:
-    """The FSDP2 modules of this process. `why_not`: why they are left unchanged."""
+    """The FSDP2 modules of this process. `why_not`: why they are left unchanged, or empty."""
 
     def __init__(self, modules: Sequence[Any]) -> None:
         self._states: WeakKeyDictionary[Any, _Before] = WeakKeyDictionary()
@@ -56,7 +56,7 @@ class Sharding:
     # --- the order of the modules -------------------------------------------------------------------------
 
     def watch_order(self) -> None:
-        """Note in which order parameters are used, until `order_seen`."""
+        """Record the order in which parameter groups are used, until `order_seen`."""
         if not self._states:
             return
         from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
@@ -67,7 +67,7 @@ class Sharding:
 
         def noting(name: str, order: list[int]) -> Any:
             def called(group: Any, *args: Any, **options: Any) -> Any:
-                if not _in_backward():  # where checkpointing runs a forward pass again
+                if not _in_backward():  # activation checkpointing repeats forward passes there
                     order.append(id(group))
                 return real[name](group, *args, **options)
 
@@ -83,7 +83,7 @@ class Sharding:
         self._unwatch = unwatch
 
     def order_seen(self) -> None:
-        """End of `watch_order`."""
+        """Stop recording; keep the order if every pass used all sharded modules in the same order."""
         self._unwatch()
         self._unwatch = lambda: None
         of = {id(group): state for state in self._states for group in _groups(state)}
@@ -96,7 +96,7 @@ class Sharding:
     # --- what can be changed ------------------------------------------------------------------------------
 
     def choices(self, spare_bytes: float, communicator_bytes: float) -> dict[str, list[dict[str, Any]]]:
-        """Changes of a policy by lever, if this much memory is enough for them."""
+        """Policy changes by lever that fit in `spare_bytes` of GPU memory."""
         sizes = sorted((unsharded_bytes(g) for state in self._states for g in _groups(state)), reverse=True)
         resharded = [
             g for state in self._states for g in _groups(state) if g.post_forward_mesh_info is not None
@@ -106,7 +106,7 @@ class Sharding:
         if deep and not any(state._states_to_forward_prefetch for state in self._states):
             found["forward prefetch"] = [{"forward_prefetch": depth} for depth in deep]
         if not any(state._states_to_backward_prefetch for state in self._states):
-            # One module ahead is FSDP2's default.
+            # FSDP2 prefetches one module ahead by default.
             depths = [depth for depth in deep if depth > 1]
             found["backward prefetch"] = [{"backward_prefetch": depth} for depth in depths]
         if 0 < sum(map(unsharded_bytes, resharded)) < spare_bytes:
@@ -133,7 +133,7 @@ class Sharding:
     # --- changes ------------------------------------------------------------------------------------------
 
     def prepare(self, policy: Policy) -> None:
-        """Make the communicators that a policy needs. All ranks call it together."""
+        """Create the communicators that a policy needs. All ranks call this together."""
         if policy.engine == "dma":
             self._engines.prepare(self._all_groups())
         if not policy.reduce_scatter_group:
@@ -148,7 +148,7 @@ class Sharding:
                     )
 
     def use(self, policy: Policy) -> None:
-        """Apply a policy; what it does not set is as in the program. Raises before any change."""
+        """Apply a policy; settings that it leaves open become the program's. Raises before any change."""
         self.check(policy)
         ahead = _ahead(self._forward, policy.forward_prefetch)
         behind = _ahead(self._backward, policy.backward_prefetch)
@@ -170,13 +170,13 @@ class Sharding:
             if guarded:
                 state.__dict__["_root_pre_forward"] = _guarded(state, self._start_forward)
             elif state.__dict__.pop("_root_pre_forward", None):
-                for group in _groups(state):  # as the next pass would have done
+                for group in _groups(state):  # what the guard would have done in the next pass
                     _drop(group, resharded=before.mesh(group) is not None)
 
     def _watch_setter(self, on: bool) -> None:
-        """Have the program change its own settings of resharding, not ours.
+        """Make the program's calls that set resharding act on its own settings, not on ours.
 
-        The values are the same for both: where the program asks for what is in force, nothing would show it.
+        Both use the same values: a program that asks for the value in force could not be detected otherwise.
         """
         from torch.distributed.fsdp import FSDPModule
 
@@ -198,10 +198,10 @@ class Sharding:
         setattr(FSDPModule, name, called)
 
     def _start_forward(self, model: Any) -> None:
-        """Start a forward pass: without parameters of an earlier one, and with the settings for this one.
+        """Start a forward pass: drop an earlier pass's parameters, and apply the settings for this one.
 
-        `model`: what the states of one model share. Another model may be in the middle of its own pass.
-        Parameters are kept for a backward pass only: without one, the program would find them unsharded.
+        `model`: the context that one model's states share; other models may be in the middle of a pass.
+        Parameters are kept only if a backward pass can follow; else the program would find them unsharded.
         """
         import torch
 
@@ -214,7 +214,7 @@ class Sharding:
                     before.reshard(group, None if keep else mesh)
 
     def release(self) -> None:
-        """Destroy communicators that are not in use. All ranks call it together."""
+        """Destroy communicators that are not in use. All ranks call this together."""
         import torch.distributed as dist
 
         self._engines.release()
@@ -224,13 +224,13 @@ class Sharding:
                 del self._communicators[ranks]
                 try:
                     dist.destroy_process_group(group)
-                except Exception:  # nothing uses it any more
+                except Exception:  # harmless: nothing uses it any more
                     _log.debug("a communicator for reduce-scatter was not destroyed", exc_info=True)
         if not used:
             restore_reduce_scatter()
 
     def check(self, policy: Policy) -> None:
-        """Raise UnavailableError where `use` would."""
+        """Raise UnavailableError if `use` would."""
         if (policy.forward_prefetch or policy.backward_prefetch) and not self._forward:
             raise UnavailableError("FSDP2 cannot prefetch more: its modules do not run in a fixed order")
         if policy.reduce_scatter_group:
@@ -240,7 +240,7 @@ class Sharding:
 
 
 class _Before:
-    """The program's latest settings: a value that weft did not set is the program's."""
+    """The program's latest settings: any value that differs from what weft last set is the program's."""
 
     def __init__(self, state: Any) -> None:
         self._own: dict[Any, Any] = {}
@@ -251,18 +251,18 @@ class _Before:
             self.mesh(group)
 
     def prefetch(self, state: Any, ahead: Mapping[int, Any] | None, behind: Mapping[int, Any] | None) -> None:
-        """Prefetch these states; None: as the program has it."""
+        """Prefetch these states in the forward and backward pass; None restores the program's setting."""
         for name, wanted in zip(_PREFETCH, (ahead, behind), strict=True):
             own = self._program(name, getattr(state, name))
             self._set[name] = own if wanted is None else wanted.get(id(state), [])
             setattr(state, name, self._set[name])
 
     def mesh(self, group: Any) -> Any:
-        """The mesh to which the program reshards a group after the forward pass; None: it does not."""
+        """The mesh to which the program reshards a group after the forward pass; None if it does not."""
         return self._program(id(group), group.post_forward_mesh_info)
 
     def reshard(self, group: Any, mesh: Any) -> None:
-        """Reshard a group to this mesh after the forward pass."""
+        """Reshard a group to this mesh after the forward pass; None: do not reshard."""
         self.mesh(group)
         self._set[id(group)] = group.post_forward_mesh_info = mesh
 
@@ -273,7 +273,7 @@ class _Before:
 
 
 def why_keep_sharding(state: Any) -> str:
-    """Why the settings of an FSDP2 state are left unchanged; empty where they can be changed."""
+    """Why the settings of an FSDP2 state are left unchanged; empty if they can be changed."""
     import torch
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
@@ -297,7 +297,7 @@ def why_keep_sharding(state: Any) -> str:
 
 
 def unsharded_bytes(group: Any) -> int:
-    """Memory of a group's gathered parameters."""
+    """Bytes of a group's gathered parameters."""
     return sum(
         param._orig_size.numel() * (param.param_dtype or param.orig_dtype).itemsize
         for param in group.fsdp_params
@@ -305,7 +305,7 @@ def unsharded_bytes(group: Any) -> int:
 
 
 def _groups(state: Any) -> list[Any]:
-    """The parameter groups of a state; before torch 2.12 there is one at most."""
+    """The parameter groups of a state; before torch 2.12, at most one."""
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is not None:
         return list(groups)
@@ -318,7 +318,7 @@ def _is_compiled_root(state: Any) -> bool:
 
 
 def _cycle(order: Sequence[int]) -> list[int]:
-    """One pass over all groups, where the order is a repetition of that pass; else nothing."""
+    """One pass over all groups if `order` only repeats that pass; else an empty list."""
     once = list(dict.fromkeys(order))
     if not once or len(order) % len(once) or list(order) != once * (len(order) // len(once)):
         return []
@@ -326,18 +326,18 @@ def _cycle(order: Sequence[int]) -> list[int]:
 
 
 def _ahead(order: Sequence[ref[Any]], depth: int | None) -> dict[int, list[Any]] | None:
-    """By state: those that follow it in an order. None: as the program has it."""
+    """By state, the next `depth` states in an order; None if `depth` is None."""
     if depth is None:
         return None
     states = [state for found in order if (state := found()) is not None]
     return {id(state): states[i + 1 : i + 1 + depth] for i, state in enumerate(states)}
 
 
-# --- no parameters of an earlier step ----------------------------------------------------------------------
+# --- keeping out an earlier step's parameters --------------------------------------------------------------
 
 
 def _guarded(state: Any, start: Callable[[Any], None]) -> Any:
-    """FSDP2's own start of a forward pass, with ours before it."""
+    """FSDP2's own start of a forward pass, preceded by `start`."""
     real = type(state)._root_pre_forward
 
     def root_pre_forward(*args: Any, **options: Any) -> Any:
@@ -349,7 +349,7 @@ def _guarded(state: Any, start: Callable[[Any], None]) -> Any:
 
 
 def _drop(group: Any, resharded: bool) -> None:
-    """Forget gathered parameters that were not used, or that the program would not have kept."""
+    """Drop gathered parameters that were not used or, if `resharded`, that the program would not keep."""
     pending = group._all_gather_result
     if pending is not None:
         event, work = pending.all_gather_event, pending.all_gather_work

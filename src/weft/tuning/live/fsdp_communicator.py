@@ -1,4 +1,4 @@
-"""A communicator of its own for the reduce-scatters of FSDP2's groups."""
+"""Runs the reduce-scatters of FSDP2 parameter groups on a separate communicator."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _named = itertools.count()
 
 @contextmanager
 def name_of_our_own() -> Iterator[None]:
-    """Give a new group a name that no other group has had or will have.
+    """Give groups created in this context a name that no other group has had or will have.
 
-    torch names groups by their ranks and their number. After a group is destroyed, the next one, the
-    program's or ours, would get the same name and find the addresses of the old one in the store.
+    torch names groups by their ranks and a running number. After a group is destroyed, the next one, the
+    program's or ours, would get the same name and find the old one's addresses in the store.
     """
     import torch.distributed.distributed_c10d as c10d
 

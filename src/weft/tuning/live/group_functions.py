@@ -1,4 +1,4 @@
-"""Functions of torch.distributed that make and destroy process groups, wrapped while a job is tuned."""
+"""Wraps the functions of torch.distributed that create and destroy process groups while a job is tuned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def _nothing(*args: Any, **options: Any) -> None: ...
 
 
 def wrap_group_function(name: str, *, before: Any = _nothing, after: Any = _nothing) -> Any:
-    """Wrap a function of torch.distributed; returns a function that undoes it."""
+    """Wrap a function of torch.distributed; returns a function that removes the wrapper."""
     import torch.distributed as dist
     import torch.distributed.device_mesh as device_mesh
 

@@ -1,4 +1,4 @@
-"""Exceptions that the program's signal handlers raise while weft's code runs: they belong to the program."""
+"""Detects exceptions that the program's signal handlers raise in weft's code; they belong to the program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def of_the_program(error: BaseException) -> bool:
-    """Whether an exception caught by weft is Ctrl-C, an exit, or was raised in a signal handler."""
+    """Whether an exception that weft caught is Ctrl-C or an exit, or was raised by a signal handler."""
     if not isinstance(error, Exception):
         return True
     codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
@@ -22,7 +22,7 @@ def of_the_program(error: BaseException) -> bool:
 
 
 def _code(handler: Any) -> CodeType | None:
-    """The code of a handler in Python: a function, a method, a partial or a callable object."""
+    """The code object of a Python handler (function, method, partial or callable object), else None."""
     while isinstance(handler, partial):
         handler = handler.func
     function = getattr(handler, "__func__", handler)

@@ -1,9 +1,9 @@
-"""Live: tunes the job of which this process is a rank. Torch's autoload starts it under `weft run --tune`.
+"""Live: tunes the job that this process is a rank of. Torch's autoload starts it under `weft run --tune`.
 
-A process waits until the program has made a process group and its step is known, then takes part in the
+A process waits until the program has created a process group and its step is known, then takes part in the
 tuning (`weft.tuning.live.session`). Afterwards the job is watched (`weft.tuning.live.watch`): a mark per step
-and a decision every few steps. With `--tune-once`, only the policy stays in the program. An error in here
-ends the tuning, never the program.
+and a decision every few steps. With `--tune-once`, only the policy stays in the program. An error in this
+module ends the tuning, never the program.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from weft.tuning.live.uneven_inputs import on_inputs_used_up
 
 _log = logging.getLogger("weft.live")
 
-EVENTS_WITHOUT_STEP = 1000  # optimizer steps after which a program without a period or a group is left alone
-SAVED_S = (5.0, 60.0)  # seconds between two saved states, at first and at most
+EVENTS_WITHOUT_STEP = 1000  # optimizer steps without a period or a process group, after which tuning stops
+SAVED_S = (5.0, 60.0)  # seconds between saved states: first and longest interval
 
 
 class Live:
@@ -52,16 +52,16 @@ class Live:
         self._earlier: Any = None
         self._status: Any = None
         self._result: dict[str, Any] | None = None
-        """Of the last search."""
+        """Result of the last search; None before one has ended."""
         self._proven: Callable[[], Any] | None = None
-        """What a search has proven, while it is still measured; computed when it is asked for."""
+        """Computes the outcome so far while a proven policy's gain is still measured; None otherwise."""
         self._reports: list[Callable[[], None]] | None = None
-        """What is reported once the process group is gone; without a list, all is reported at once."""
+        """Reports to make once the process group is gone; None: report immediately."""
         self._save_after_s = SAVED_S[0]
         self._saved_at = time.monotonic()
 
     def watch(self) -> None:
-        """Start to look for steps."""
+        """Start looking for steps."""
         import torch.cuda
 
         self._cuda: Any = torch.cuda
@@ -86,14 +86,14 @@ class Live:
             self._stop(error)
 
     def _group_goes(self, group: Any = None) -> None:
-        """The store and communicators end with the group; later ones were not prepared for trials."""
+        """End tuning: the group's store and communicators are going, and no later ones were prepared."""
         import torch.distributed as dist
 
-        mine = self._group_process == os.getpid() and not self._over  # on whichever thread
+        mine = self._group_process == os.getpid() and not self._over  # on any thread
         if self._session is None or not mine or group not in (None, dist.group.WORLD):
             return
-        # The first rank serves the store. If it wrote files now, others that make a new group meanwhile would
-        # find the old store, and lose it.
+        # Rank 0 serves the store. If it wrote files now, other ranks that create a new group meanwhile would
+        # connect to the old store and then lose it.
         self._reports = []
         if found := self._proven_so_far():
             self._session.leave(found)
@@ -106,18 +106,18 @@ class Live:
             report()
 
     def _inputs_used_up(self) -> None:
-        """Other ranks go on without steps of this one, which would be missed at the next meeting."""
+        """Leave when this rank has no inputs left: the others go on and would miss it at the next meeting."""
         if self._session is None or not self._mine():
             return
         self._leave_others(f"rank {self._output.rank} had fewer inputs than others (Join)")
 
     def _leave_others(self, reason: str) -> None:
-        """End the tuning on this rank, and on the others where they would wait for it."""
+        """End the tuning on this rank, and on the others at the exchange where they would wait for it."""
         self._session.agreement.leave(reason)
         self._leave(reason)
 
     def _leave(self, reason: str) -> None:
-        """End the tuning on this rank, or the watch, whose result then remains."""
+        """End the tuning on this rank. If the job was being watched, its result remains."""
         if self._session is not None and self._session.watching:
             self._session.leave(self._final())
         else:
@@ -159,7 +159,7 @@ class Live:
             self._caught(error)
 
     def _leaves_at_capture(self) -> bool:
-        """A graph keeps the policy of its capture, and its steps are not seen: then the watch is over."""
+        """Leave if the step is being captured: a CUDA graph keeps its policy, and its steps are not seen."""
         capturing = self._cuda.is_initialized() and self._cuda.is_current_stream_capturing()
         if capturing:
             self._leave("the program captures its step in a CUDA graph")
@@ -187,13 +187,13 @@ class Live:
     # --- the tuning -------------------------------------------------------------------------------------
 
     def _step_ended(self, optimizer: Any, steps: int = 1) -> None:
-        """A step has ended, after others that were not looked at: `steps` in all."""
-        # Steps may take less than a millisecond: nothing here is imported or looked up at each of them.
+        """Handle the end of `steps` steps, of which all but the last were free (see FreeSteps)."""
+        # Steps may take less than a millisecond, so this path must not import or look up anything.
         session = self._session
         if self._leaves_at_capture():
             return
         if session is not None and self._crowded and session.may_leave:
-            # At the end of a step of one thread, the other is somewhere else in its own on every rank.
+            # When one thread ends a step, the other is at a different point of its own step on every rank.
             self._leave_others("several threads of the program step optimizers at the same time")
         elif session is not None:
             session.step()
@@ -211,7 +211,7 @@ class Live:
         import torch.distributed as dist
 
         if self._group_process not in (None, os.getpid()):
-            self._over = True  # a fork of the rank, with optimizer steps of its own: the store is not its
+            self._over = True  # a fork of the rank that steps its own optimizer; the store is not for it
         elif dist.is_available() and dist.is_initialized():
             self._begin(optimizer)
             self._output.publish(self._session, ended=1, over=self._over)
@@ -237,7 +237,7 @@ class Live:
         deadline_s = settings.first_deadline_s(self._between_s)
         try:
             keys = own_keys(base, self._output.rank, world)
-        except Exception:  # such as torch's FakeStore, which keeps nothing
+        except Exception:  # for example torch's FakeStore, which stores nothing
             _log.debug("no keys of our own", exc_info=True)
             self._end(stopped("the job's rendezvous store cannot be used"))
             return
@@ -265,12 +265,12 @@ class Live:
         self._session.begin()
 
     def _watch(self, outcome: Any, ahead: int, each: int) -> Any:
-        """The watch after a search, on the leader."""
+        """Create the watch that follows a search, on the leader."""
         from weft.tuning.live.watch import watch
         from weft.tuning.live.watch_status import WatchStatus
 
         self._status = WatchStatus(outcome, outcome.policy)
-        # The policy of an earlier job was already tried.
+        # No `recall`: the first search has already tried the policy of an earlier job.
         return watch(
             outcome,
             budget=settings.watch_budget(),
@@ -281,16 +281,16 @@ class Live:
         )
 
     def _note_proven(self, so_far: Callable[[], Any]) -> None:
-        """A policy is proven, and its gain is still being measured."""
+        """Note that a policy is proven while its gain is still being measured."""
         self._proven = so_far
 
     def _proven_so_far(self) -> dict[str, Any] | None:
-        """The result of a job that ends now, if a policy is proven and no search is over yet."""
+        """The result if the job ended now, provided a policy is proven and its search is not over."""
         outcome = self._proven() if self._proven is not None else None
         return unfinished(outcome) if outcome is not None and outcome.kept else None
 
     def _found(self, result: dict[str, Any]) -> None:
-        """A search is over; from now on the job is watched."""
+        """Report the result of a search; from now on the job is watched."""
         self._result, self._proven = result, None
         self._output.tell(result)
         self._output.write_record()
@@ -299,7 +299,7 @@ class Live:
             self._earlier.remember(result)
 
     def _said(self, line: str) -> None:
-        """Something happened in the watch."""
+        """Print a line from the watch, and store its result so far."""
         self._output.say(line)
         if self._output.leads and self._status is not None:
             result = self._final()
@@ -307,14 +307,14 @@ class Live:
             self._earlier.follow(self._status, result)
 
     def _final(self) -> dict[str, Any]:
-        """The result as it stands now, the watch included."""
+        """The result so far, including the watch."""
         if self._status is not None:
             untimed = self._session.untimed_steps if self._session is not None else 0
             return final(self._status, untimed + self._free.taken)
         return self._result or stopped("the job ended before tuning was over")
 
     def _save(self) -> None:
-        """Leave the state so far: a program that is killed, or calls os._exit, is not asked at its end."""
+        """Save the state so far: a program that is killed or calls os._exit runs no exit handlers."""
         if self._session is None:
             return
         if found := self._final() if self._session.watching else self._proven_so_far():
@@ -326,16 +326,16 @@ class Live:
         self._saved_at = time.monotonic()
 
     def _at_exit(self, process: int) -> None:
-        """The program ends while it is tuned or watched."""
+        """Save the result when the program ends while it is tuned or watched."""
         if process == os.getpid():
-            self._group_gone()  # if destroying it failed, that was not called
+            self._group_gone()  # not called yet if destroying the group failed
             with suppress(Exception):
                 self._save()
                 if self._session is not None and (found := self._proven_so_far()):
                     self._earlier.remember(found)
 
     def _end(self, result: dict[str, Any]) -> None:
-        """Tuning is over: remove weft's hooks from the program."""
+        """End tuning: remove weft's hooks from the program and report."""
         known, self._over = self._result is not None, True
         self._output.publish(self._session, over=True)
         self._hook.remove()
@@ -351,7 +351,7 @@ class Live:
             self._reports.append(report)
 
     def _report_end(self, result: dict[str, Any], *, began: bool, known: bool) -> None:
-        """`began`: a search had begun; `known`: its result has been reported."""
+        """`began`: whether a search had begun. `known`: whether its result has already been reported."""
         self._output.tell(result)
         self._output.write_record()
         if self._earlier is None and began:
@@ -362,7 +362,7 @@ class Live:
             self._earlier.remember(result)
 
     def _caught(self, error: BaseException) -> None:
-        """One of weft's ends the tuning; one of the program's ends it on this rank and is raised again."""
+        """An error of weft ends the tuning; one of the program ends it on this rank and is raised again."""
         if not of_the_program(error):
             self._stop(error)
             return
@@ -386,7 +386,7 @@ class Live:
 
 
 def start() -> None:
-    """Called while torch is imported, in every process of a job under `weft run --tune`."""
+    """Entry point: runs during torch's import, in every process of a job under `weft run --tune`."""
     folder = os.environ.get("WEFT_JOB")
     if folder:
         with suppress(OSError):

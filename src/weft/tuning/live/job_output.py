@@ -1,4 +1,4 @@
-"""JobOutput: what a rank of a tuned job prints, and leaves for `weft run` and `weft top`."""
+"""JobOutput: what a rank of a tuned job prints, and what it writes for `weft run` and `weft top`."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ _log = logging.getLogger("weft.live")
 
 
 def warn(line: str) -> None:
-    """Print a line, on any rank."""
+    """Print a line on stderr, on any rank."""
     with suppress(Exception):
         sys.stderr.write(f"weft: {line}\n")
         sys.stderr.flush()
 
 
 class JobOutput:
-    """Never raises: a full disk or a closed stderr must not end the program."""
+    """Output of one rank. Never raises: a full disk or a closed stderr must not end the program."""
 
     def __init__(self) -> None:
         self.rank: int | None = None
         self.leads = False
-        """Whether this rank speaks for the job."""
+        """Whether this rank reports for the job."""
         self.record: Record | None = None
         self._published: Any = None
-        self._publishes = STEPS_VARIABLE not in os.environ  # else a hook of its own counts the steps
+        self._publishes = STEPS_VARIABLE not in os.environ  # else a separate hook counts the steps
         self._shown: tuple[str, Policy] | None = None
 
     def say(self, line: str) -> None:
-        """Print a line, on the rank that leads."""
+        """Print a line, on the leader only."""
         if self.leads:
             warn(line)
 
     def tell(self, result: dict[str, Any]) -> None:
-        """For `weft run`, which reads it when the program has ended, for whatever reason."""
+        """Write the result for `weft run`, which reads it after the program ends, for whatever reason."""
         folder = os.environ.get("WEFT_JOB")
         if folder and self.rank is not None:
             with suppress(Exception):
                 write_whole(Path(folder, result_file(self.rank)), json.dumps(result))
 
     def write_record(self) -> None:
-        """All steps, for the page of `weft run --tune --html`."""
+        """Write all steps, for the page of `weft run --tune --html`."""
         folder = os.environ.get("WEFT_JOB")
         if folder and self.leads and self.record is not None:
             with suppress(Exception):
@@ -64,9 +64,9 @@ class JobOutput:
                 write_whole(Path(folder, RECORD_FILE), json.dumps(self.record.to_dict(labels)))
 
     def publish(self, session: Session | None, *, ended: int = 0, over: bool = False) -> None:
-        """For `weft top`: that steps have ended, and what tuning does. A few stores into shared memory.
+        """Publish ended steps and the tuning's phase for `weft top`: a few stores into shared memory.
 
-        `session`: the tuning, if it has begun. `over`: it has ended; its policy stays.
+        `session`: the tuning; None before it begins. `over`: whether it has ended; its policy stays.
         """
         try:
             if self._published is None:

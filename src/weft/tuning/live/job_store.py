@@ -1,4 +1,4 @@
-"""The rendezvous store of the program, as far as live tuning uses it."""
+"""How live tuning uses the program's rendezvous store."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def own_keys(store: Any, rank: int, world: int) -> Any:
-    """The store, with keys that no earlier start of the job has used.
+    """The store, with a key prefix that no earlier start of the job has used.
 
-    The store may outlive the ranks: torchrun keeps it over restarts, and does not count those after which the
-    job has more or fewer nodes. So each rank counts how often it has come here. A rank that was not there the
-    last time finds keys of that start, which has decided nothing but to abandon: decisions need all ranks.
+    The store may outlive the ranks: torchrun keeps it across restarts, and does not count restarts that
+    change the number of nodes. So each rank counts its own starts. A rank that missed the last start finds
+    that start's keys, whose only decision can be to abandon, because any other needs all ranks.
     """
     import torch.distributed as dist
 
@@ -20,7 +20,7 @@ def own_keys(store: Any, rank: int, world: int) -> Any:
 
 
 def within_process(store: Any) -> bool:
-    """Whether nobody else can see this store, as with ghost ranks: then this process is the only one."""
+    """Whether only this process can see the store, as with ghost ranks: then it is the only process."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return type(store).__name__ in ("HashStore", "FakeStore")

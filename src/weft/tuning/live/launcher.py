@@ -1,4 +1,4 @@
-"""Which `weft run` a stored mark belongs to, and whether that process still runs."""
+"""Marks that identify a `weft run` process in the store, and whether that process still runs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 
 ELSEWHERE_S = 7 * 86400.0
-"""How long a process of another machine, which cannot be asked, is taken to run."""
+"""How long a process on another host, which cannot be checked, is assumed to run."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def this_launcher() -> str:
-    """This process, as a text without further meaning."""
+    """A mark that identifies this process; treat it as opaque."""
     pid = os.getpid()
     return f"{_host()} {_boot()} {pid} {start_time(pid)} {time.time():.0f}"
 
 
 def still_runs(launcher: str) -> bool:
-    """Whether that process has not ended. A mark that cannot be read is of one that has."""
+    """Whether the marked process still runs. An unreadable mark counts as ended."""
     try:
         host, boot, pid, start, since = launcher.split()
         if host != _host():
@@ -31,7 +31,7 @@ def still_runs(launcher: str) -> bool:
 
 
 def start_time(pid: int) -> str:
-    """When a process started, in ticks: with its number, this identifies it. Empty: it has ended."""
+    """When a process started, in clock ticks; with the pid, this identifies it. Empty if it has ended."""
     with suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
     return ""

@@ -1,9 +1,9 @@
-"""Levers: what may be changed in a running job, ordered by possible gain, without what cannot matter.
+"""Levers: what can be changed in a running job, ordered by possible gain; negligible ones are left out.
 
-The tracer's costs bound a lever: exposed all-reduces bound buckets, exposed all-gathers bound prefetching,
-slowed compute bounds fewer CTAs and SMs kept free, late placement bounds a head start. A lever whose bound
-is negligible is not tried, and the others get steps in proportion. Unknown costs leave them in
-the order of LEVERS, the most effective in our measurements first.
+The traced costs bound each lever's gain: exposed all-reduces bound buckets, exposed all-gathers bound
+prefetching, slowed compute bounds fewer CTAs and SMs kept free, late placement bounds a head start. A lever
+whose bound is negligible is not tried; the others get steps in proportion to their bounds. If the costs are
+unknown, all levers are tried in the order of LEVERS: the most effective in our measurements first.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from weft.tuning.live.costs import CommCosts
 from weft.tuning.live.options import MEMORY_KERNELS, Facts, PolicyChange
 
 SHAPED_KERNELS = 2  # kernels whose residency is tried; each costs several steps of the job
-SHAPED_SHARE = 0.1  # of the time that overlaps with collectives: a kernel with less is not worth shaping
-LEAST_BOUND = 0.003  # of a step: a lever that can win less is not tried
-_SMALL_BYTES = 1 << 20  # collectives below wait for latency, not for bandwidth
+SHAPED_SHARE = 0.1  # least share of the time that overlaps with collectives for a kernel worth shaping
+LEAST_BOUND = 0.003  # share of a step: a lever that can win less is not tried
+_SMALL_BYTES = 1 << 20  # collectives up to this size are bound by latency, not bandwidth
 SETTLE = {
     "ctas": 1,
     "reduce-scatter group": 1,
     "rules": 1,
     "copy engines": 1,
     "buckets": 2,
-}  # steps after the first use that do not count
+}  # steps that do not count after the first use
 AFTER_CTAS = ("SMs kept free", "rules by kind and size")
-"""Levers whose effect depends on the number of CTAs, and which may hide that of CTAs that are tried later."""
+"""Levers whose effect depends on the number of CTAs; if tried first, they may hide the effect of CTAs."""
 LIBRARY_GEMMS = glob_regex(("*nvjet*", "*xmma*gemm*", "*cublas*", "cutlass*gemm*", "*gemm*cutlass*"))
-"""GEMMs of cuBLAS, which can leave SMs free."""
+"""cuBLAS GEMMs, which can leave SMs free."""
 
 
 @dataclass(frozen=True)
 class LeverStage:
-    """A lever of this job: changes of the best policy so far, tried in alternation."""
+    """A lever of this job: changes to the best policy so far, tried in alternation."""
 
     lever: str
     changes: list[PolicyChange] = field(default_factory=list)
     bound_ms: float | None = None
-    """The most that it can win, per step; None: not known."""
+    """The most that the lever can win per step; None if unknown."""
 
 
 def search_stages(facts: Facts, default: Policy) -> list[LeverStage]:
-    """What to try, in this order."""
+    """The levers to try, in order."""
     stages = [
         LeverStage(lever.name, changes, lever.bound(facts, facts.costs) if facts.costs else None)
         for lever in LEVERS
@@ -62,11 +62,11 @@ def search_stages(facts: Facts, default: Policy) -> list[LeverStage]:
     def bound(stage: LeverStage) -> float:
         return min(stage.bound_ms or 0.0, of_ctas if stage.lever in AFTER_CTAS else math.inf)
 
-    return sorted(worth, key=lambda stage: -bound(stage))  # stable: LEVERS' order where equal
+    return sorted(worth, key=lambda stage: -bound(stage))  # stable: equal bounds keep the order of LEVERS
 
 
 def share_of(stage: LeverStage, later: Sequence[LeverStage]) -> float:
-    """The remaining steps that a stage may use, by the cost of trying it and by its possible gain."""
+    """Share of the remaining steps that a stage may use, by the cost of trying it and its possible gain."""
     stages = (stage, *later)
     bounds = [one.bound_ms or 0.0 for one in stages]
     mean = fmean(bounds)
@@ -79,7 +79,7 @@ def share_of(stage: LeverStage, later: Sequence[LeverStage]) -> float:
 
 
 def cost_of(stage: LeverStage) -> int:
-    """Steps that a first round takes."""
+    """Steps that a stage's first round takes."""
     new = {one for change in stage.changes for one in preparations(Policy(**change))} - preparations(Policy())
     return 1 + len(stage.changes) + sum(SETTLE[kind] for kind, _ in new)
 
@@ -88,14 +88,14 @@ def cost_of(stage: LeverStage) -> int:
 
 
 def cta_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
-    """Other numbers of CTAs that the running job can be switched to."""
-    # Fewer CTAs leave more SMs to overlapping compute; without any they cannot help.
+    """Other CTA counts that the running job can switch to."""
+    # Fewer CTAs leave more SMs to overlapping compute; if no compute overlaps, they cannot help.
     counts = [c for c in facts.cta_choices if facts.shares_the_gpu or c > (facts.ctas or 0)]
     return [{"max_ctas": count} for count in counts]
 
 
 def launch_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
-    """Head start, timed or until collectives are placed, and priority."""
+    """Head start (timed, or until collectives are placed) and priority."""
     if not (facts.launches and facts.collectives and facts.shares_the_gpu):
         return []
     modes: dict[str, PolicyChange] = {
@@ -109,7 +109,7 @@ def launch_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
 
 
 def reserve_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
-    """SMs that library GEMMs leave free. It may select other kernels: not tried if bits must not change."""
+    """SMs that library GEMMs leave free; not in deterministic jobs, as cuBLAS may choose other kernels."""
     gemms = any(LIBRARY_GEMMS.fullmatch(kernel.symbol) for kernel in facts.beside)
     if not (facts.launches and facts.ctas and gemms) or facts.deterministic or default.sm_reserve:
         return []
@@ -139,13 +139,13 @@ def rule_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
 
 
 def block_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
-    """Residency of the kernels that overlap most, unless the job was started with residencies of its own."""
+    """Residency of the kernels that overlap most, unless the job was started with a residency policy."""
     shaped_already = default.residency is not None or default.rules
     return residency_changes(facts) if facts.launches and facts.shares_the_gpu and not shaped_already else []
 
 
 def framework_changes(name: str) -> Callable[[Facts, Policy], list[PolicyChange]]:
-    """The changes of DDP or FSDP2 models under this name, unless the job was started with some."""
+    """Changes to DDP or FSDP2 models under this name, unless the job's default already has some."""
 
     def changes(facts: Facts, default: Policy) -> list[PolicyChange]:
         return [] if default.changes_framework else [dict(change) for change in facts.framework.get(name, ())]
@@ -154,7 +154,7 @@ def framework_changes(name: str) -> Callable[[Facts, Policy], list[PolicyChange]
 
 
 def engine_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
-    """Copy engines for FSDP2's all-gathers, where all ranks can."""
+    """Copy engines for FSDP2's all-gathers, if all ranks can use them."""
     return [] if default.engine == "dma" else framework_changes("copy engines")(facts, default)
 
 
@@ -175,7 +175,7 @@ def cta_bound(facts: Facts, costs: CommCosts) -> float:
 
 
 def launch_bound(facts: Facts, costs: CommCosts) -> float:
-    """Earlier placement hides communication that is exposed at the end behind compute."""
+    """Earlier placement hides communication that would be exposed at the end, and halves the slowdown."""
     return min(costs.late_ms, _exposed(costs)) + costs.slowed_ms / 2
 
 
@@ -199,12 +199,12 @@ def resharding_bound(facts: Facts, costs: CommCosts) -> float:
 
 
 def group_bound(facts: Facts, costs: CommCosts) -> float:
-    """All-gather and reduce-scatter that wait for each other."""
+    """All-gathers and reduce-scatters that wait for each other."""
     return _exposed(costs, "all_gather", "reduce_scatter")
 
 
 def engine_bound(facts: Facts, costs: CommCosts) -> float:
-    """Copies wait for no SM and take none from compute; the links are as fast as before."""
+    """Copies neither wait for SMs nor take any from compute; the links are no faster."""
     return _exposed(costs, "all_gather") + costs.slowed_ms
 
 
@@ -234,11 +234,11 @@ LEVERS = (
     Lever("rules by kind and size", rule_changes, rule_bound),
     Lever("residency", block_changes, block_bound),
 )
-"""A lever's changes must be ones that `Controls.apply` can make at a step boundary on every rank."""
+"""`Controls.apply` must be able to make a lever's changes at a step boundary on every rank."""
 
 
 def preparations(policy: Policy) -> frozenset[tuple[str, Any]]:
-    """What all ranks must create before a policy can be applied, and what is slow at first use."""
+    """What all ranks must create before a policy can be applied, or what is slow at its first use."""
     found: set[tuple[str, Any]] = {("ctas", policy.max_ctas)}
     if policy.bucket_mb is not None or policy.first_bucket_mb is not None:
         found.add(("buckets", (policy.bucket_mb, policy.first_bucket_mb)))
@@ -252,7 +252,7 @@ def preparations(policy: Policy) -> frozenset[tuple[str, Any]]:
 
 
 def beyond(facts: Facts, best: Policy) -> list[PolicyChange]:
-    """If the best number of CTAs is the largest or smallest that was tried: one step further."""
+    """One further CTA count, if the best one so far is the largest or smallest that was tried."""
     count = best.max_ctas
     if count is None or count not in facts.cta_choices:
         return []
@@ -263,11 +263,11 @@ def beyond(facts: Facts, best: Policy) -> list[PolicyChange]:
 
 
 def residency_changes(facts: Facts) -> list[PolicyChange]:
-    """One block less and half of them, for the kernels that overlap most, one kernel at a time.
+    """One resident block fewer, and half as many, for each of the kernels that overlap most.
 
-    The kernel gets it by the policy's default and the others are excepted by name, not the other way round:
-    the shim then still spares launches whose whole grid is resident at once, and whose blocks may wait for
-    each other.
+    The policy sets the residency as its default and exempts all other kernels by name, not the other way
+    round: this way the shim still skips launches whose whole grid is resident at once, because their blocks
+    may wait for each other.
     """
     changes = []
     shaped = [kernel for kernel in facts.beside if kernel.can_be_shaped]
@@ -283,7 +283,7 @@ def residency_changes(facts: Facts) -> list[PolicyChange]:
 
 
 def pattern(name: str) -> str:
-    """A rule's pattern for exactly this kernel, as far as a pattern's length allows."""
+    """A rule's pattern for exactly this kernel, shortened if it exceeds the length limit."""
     plain = "".join("?" if c in "*?[]" else c for c in name)
     if len(plain.encode()) <= MAX_PATTERN_BYTES:
         return plain

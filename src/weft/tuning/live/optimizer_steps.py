@@ -9,15 +9,16 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-LONGEST_FREE_S = 1.0  # steps that became slow are still shown by `weft top`
-COUNTED = 16  # of so many free steps, a power of two, the hook counts all but one by itself
+LONGEST_FREE_S = 1.0  # limit on free steps, so that `weft top` still shows steps that became slow
+COUNTED = 16  # a power of two: of this many free steps, the hook counts all but one by itself
 
 
 class OwnThread:
-    """The process (not a fork of it) and the thread that asked first, or the first one after its end.
+    """The process (not a fork of it) and the thread on which steps end.
 
-    A program may train each epoch on a thread of its own. Whether the next one gets the identifier of the one
-    that has ended differs between ranks, so that must not decide.
+    That is the first thread that calls `here`; once it has ended, the next thread that calls. A program may
+    train each epoch on a new thread. Whether the new thread reuses the old one's identifier differs between
+    ranks, so identifiers alone must not decide.
     """
 
     def __init__(self) -> None:
@@ -26,7 +27,7 @@ class OwnThread:
         self._thread: threading.Thread | None = None
 
     def here(self) -> bool:
-        """Whether this is the one."""
+        """Whether this is that process and thread."""
         ident = threading.get_ident()
         if self._process is None:
             self._process = os.getpid()
@@ -35,7 +36,7 @@ class OwnThread:
         return self._ident == ident and self._process == os.getpid()
 
     def elsewhere(self) -> bool:
-        """Whether this is another thread of that process, while the one still runs."""
+        """Whether this is another thread of that process while the first one still runs."""
         return self._process == os.getpid() and self._ident != threading.get_ident() and self._alive()
 
     def _alive(self) -> bool:
@@ -43,10 +44,10 @@ class OwnThread:
 
 
 class OptimizerNumbers:
-    """Numbers optimizers by their first step, so that all ranks of a job have the same numbers.
+    """Numbers optimizers in the order of their first steps, so that all ranks use the same numbers.
 
-    The `id` of a new optimizer may be that of one that is gone, on some of the ranks: those would count its
-    first steps and the others not, and later change policies at different steps.
+    On some ranks a new optimizer may have the `id` of a deleted one: only those ranks would count its first
+    steps, and the ranks would later change policies at different steps.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class OptimizerNumbers:
         self._last = 0
 
     def of(self, optimizer: Any) -> int:
-        """The number of this optimizer."""
+        """The number of an optimizer."""
         found = self._known.get(id(optimizer))
         if found is None or found[0]() is not optimizer:
             self._last += 1
@@ -63,24 +64,24 @@ class OptimizerNumbers:
 
 
 class FreeSteps:
-    """Steps of one optimizer that need not be looked at.
+    """Steps of one optimizer that need no handling.
 
-    They end early where they take long, on this rank alone: what has been skipped is shown and saved then.
-    Where there are many, a hook counts most of them by itself (`counted`, see OptimizerHook): since the step
-    before, the program has filled the caches, and every further call of Python takes a microsecond or more.
+    They end early, on this rank alone, after LONGEST_FREE_S: skipped steps are then published and saved. If
+    there are many, the hook counts most of them by itself (`counted`, see OptimizerHook): the program has
+    evicted our code from the caches since the last step, so each Python call takes a microsecond or more.
     """
 
     def __init__(self) -> None:
         self.left = self._free = self._number = self._ident = 0
         self.counted = 0
-        """Bits of `left` that are set for a step that the hook counts by itself; 0: it counts none."""
+        """Mask: the hook counts a step by itself if `left & counted` is not 0. With 0 it counts none."""
         self._until_s = 0.0
         self.optimizer: Callable[[], Any] = lambda: None
 
     def begin(self, optimizer: Any, number: int, free: int, *, each_looked_at: bool = False) -> None:
-        """The next `free` steps of this optimizer, on this thread, are free. `number`: the optimizer's.
+        """Make the next `free` steps of this optimizer, on this thread, free steps.
 
-        `each_looked_at`: the hook counts none of them by itself.
+        `number`: the optimizer's number. `each_looked_at`: the hook counts none of them by itself.
         """
         if free > 0:
             if self.optimizer() is not optimizer:
@@ -91,34 +92,34 @@ class FreeSteps:
             self._until_s = time.monotonic() + LONGEST_FREE_S
 
     def take(self, optimizer: Any) -> bool:
-        """Whether this step is free."""
+        """Count this step if it is free; returns whether it is."""
         if not self.left or optimizer is not self.optimizer() or threading.get_ident() != self._ident:
             return False
         if time.monotonic() > self._until_s:
             return False
-        self.left -= 1  # the only store: a signal handler that raises leaves the step counted, or not begun
+        self.left -= 1  # the only write: if a signal handler raises, the step is counted or not begun
         return True
 
     @property
     def taken(self) -> int:
-        """How many were taken since `begin`."""
+        """How many free steps were taken since `begin`."""
         return self._free - self.left
 
     def end(self) -> tuple[int, int]:
-        """No more steps are free; how many were taken, and of which optimizer."""
+        """End the free steps; returns how many were taken, and the optimizer's number."""
         taken = self.taken
         self._free = self.left = 0
         return taken, self._number
 
 
 class OptimizerHook:
-    """Calls a function with each optimizer that has stepped, but for free steps, until it is removed."""
+    """Calls `stepped` with each optimizer that has stepped, until removed; counts some free steps itself."""
 
     def __init__(self, stepped: Callable[[Any], None], free: FreeSteps | None = None) -> None:
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        compiling = torch.compiler.is_dynamo_compiling  # the cheapest of its kind
+        compiling = torch.compiler.is_dynamo_compiling  # the cheapest such check
         steps = free or FreeSteps()
 
         def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -132,8 +133,8 @@ class OptimizerHook:
         self._hook = register_optimizer_step_post_hook(hook)
 
     def remove(self) -> None:
-        """Torch is iterating over its hooks, and only the last may be removed: with a hook of the program
-        after ours, torch would raise. Ours then stays."""
+        """Remove the hook if it is the last one, else leave it: torch may be iterating over its hooks, and
+        would raise if one before the last were removed."""
         from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
 
         if next(reversed(hooks), None) == self._hook.id:

@@ -10,7 +10,7 @@ from typing import Any
 from weft.kernels import glob_regex
 from weft.tuning.live.costs import CommCosts
 
-BESIDE_SHARE = 0.05  # of the collectives' time: with less overlapping compute, nothing shares the GPU
+BESIDE_SHARE = 0.05  # share of the collectives' time: with less overlapping compute, nothing shares the GPU
 MEMORY_KERNELS = (
     "*elementwise*",
     "*reduce_kernel*",
@@ -27,7 +27,7 @@ MEMORY_KERNELS = (
     "triton_red_*",
     "triton_per_*",
 )
-"""Memory-bound kernels only lose from fewer resident blocks (docs/lab.md)."""
+"""Memory-bound kernels, which fewer resident blocks only slow down (docs/lab.md)."""
 PolicyChange = dict[str, Any]
 """Fields to replace in a Policy."""
 _WAITS_FOR_MEMORY = glob_regex(MEMORY_KERNELS)
@@ -35,21 +35,21 @@ _WAITS_FOR_MEMORY = glob_regex(MEMORY_KERNELS)
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compute kernel of the job, per step."""
+    """A compute kernel of the job; counts and times are per step."""
 
     name: str
-    """Demangled."""
+    """The demangled name."""
     symbol: str
-    """As in the driver; rules are matched against this one."""
+    """The driver's name for the kernel, which rules are matched against."""
     launches: float
     beside: float
     """Launches made while a collective was in flight."""
     blocks_per_sm: int | None
-    """Blocks of it that fit on an SM by themselves; None: unknown."""
+    """How many of its blocks fit on an SM; None if unknown."""
     ms: float | None = None
-    """All of its time; None: the tracer could not be used."""
+    """Total time; None if the tracer could not be used."""
     beside_ms: float | None = None
-    """Its time that overlaps with collectives."""
+    """Time that overlaps with collectives; None if the tracer could not be used."""
 
     @property
     def can_be_shaped(self) -> bool:
@@ -59,47 +59,47 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The profile of a job, taken before anything is tried."""
+    """The profile of a job, taken before any change is tried."""
 
     launches: bool = True
     """Whether launches can be changed: the shim is in the process and a GPU is used."""
     collectives: float = 0.0
     """Collective kernels per step."""
     ctas: int | None = None
-    """CTAs that a collective takes now; None: unknown."""
+    """CTAs that a collective takes now; None if unknown."""
     cta_choices: tuple[int, ...] = ()
-    """Other numbers of CTAs that the running job can be switched to."""
+    """Other CTA counts that the running job can switch to."""
     most_ctas: int = 0
-    """The largest number that fits."""
+    """The largest CTA count that fits."""
     why_no_ctas: str = ""
-    """Why there are none."""
+    """Why the CTA count cannot be changed; empty if it can."""
     rules: bool = False
     """Whether rules by kind and size of a collective can be applied in this run."""
     calls: tuple[tuple[str, int, float], ...] = ()
-    """Collectives of a step: kind, bytes as NCCL's tuner plugin counts them, and how many."""
+    """Collectives of a step: kind, bytes as NCCL's tuner plugin counts them, and number of calls."""
     deterministic: bool = False
     """Whether the program asks for deterministic algorithms."""
     framework: Mapping[str, Sequence[PolicyChange]] = field(default_factory=dict)
-    """Changes of DDP or FSDP2 models that the running job allows, by lever."""
+    """Policy changes to DDP or FSDP2 models that the running job allows, by lever."""
     cta_choices_at_start: tuple[int, ...] = ()
-    """Where there are none: numbers that the job could be started with."""
+    """CTA counts that the job could be started with, if they cannot be changed while it runs."""
     start_settings: tuple[str, ...] = ()
     """Settings `NAME=VALUE` that only a later start could try."""
     kernels: tuple[Kernel, ...] = ()
     span_ms: float | None = None
-    """A step, as the tracer recorded it; None: it could not be used."""
+    """Length of a step as the tracer recorded it; None if the tracer could not be used."""
     comm_ms: float | None = None
     """Communication in a step."""
     exposed_ms: float | None = None
     """Communication during which no compute kernel runs."""
     costs: CommCosts | None = None
-    """What communication costs a step, by cause; None: the tracer could not be used."""
+    """What communication costs a step, by cause; None if unknown."""
     world: int = 1
-    """Ranks of the job."""
+    """Number of ranks in the job."""
     ranks_at_work: int = 1
-    """Processes that take part in tuning."""
+    """Number of processes that take part in tuning."""
     one_rank_per_gpu: bool = False
-    """Whether ranks without a process are those of a node profile: their collectives are not on this GPU."""
+    """Whether ranks without a process come from a node profile: their collectives are not on this GPU."""
     workload: str = ""
     """What distinguishes this job from others in the store."""
 
@@ -118,23 +118,23 @@ class Facts:
 
     @property
     def beside(self) -> tuple[Kernel, ...]:
-        """Compute kernels that overlap with collectives: the longest, or the most frequent, first."""
+        """Compute kernels that overlap with collectives, those with the largest `weight` first."""
         return tuple(sorted((k for k in self.kernels if self.weight(k) > 0), key=lambda k: -self.weight(k)))
 
     def weight(self, kernel: Kernel) -> float:
-        """How much of a kernel overlaps with collectives: in ms, or in launches where times are not known."""
+        """How much of a kernel overlaps with collectives: in ms, or in launches if times are unknown."""
         return kernel.beside if self.comm_ms is None else kernel.beside_ms or 0.0
 
     @property
     def shares_the_gpu(self) -> bool:
-        """Whether a relevant share of compute overlaps with collectives, as far as that is known."""
+        """Whether a relevant share of compute overlaps with collectives; True if unknown."""
         if self.comm_ms is None:
             return True
         return sum(map(self.weight, self.kernels)) > BESIDE_SHARE * self.comm_ms
 
 
 def merge(facts: Iterable[Facts]) -> Facts:
-    """The facts of the whole job: a choice must exist on every rank, a kernel on any of them."""
+    """Merge all ranks' facts: a choice counts if every rank has it, a kernel if any rank has it."""
     everyone = list(facts)
     kernels: dict[str, Kernel] = {}
     for kernel in (kernel for one in everyone for kernel in one.kernels):
@@ -174,7 +174,7 @@ def merge(facts: Iterable[Facts]) -> Facts:
 
 
 def explain(facts: Facts) -> list[dict[str, Any]]:
-    """By kernel: how much of it overlaps with collectives, and what could be done about it."""
+    """One row per kernel: how much of it overlaps with collectives, and what could be done about that."""
     rows = []
     total = sum(map(facts.weight, facts.kernels))
     for kernel in facts.beside[:12]:

@@ -1,4 +1,4 @@
-"""Pace: has the time of a step changed? A cumulative sum of clipped deviations from the recent level."""
+"""Pace: detects a change of step time, by a cumulative sum of clipped deviations from the recent level."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
-_NORMAL = 1.4826  # from a median of absolute values to a standard deviation
-_LEARN = 12  # steps that give the first level
-KNOWN = 4  # known steps that are enough for a level
+_NORMAL = 1.4826  # converts a median absolute deviation to a standard deviation
+_LEARN = 12  # steps that determine the first level
+KNOWN = 4  # number of known steps that suffices for a level
 _MEMORY = 64
 LEAST_SCATTER = 0.006  # relative: a shift below about 1% is not worth a check
-_CLIP = 4.0  # scatters: one odd step is not a change
-SLACK = 1.25  # scatters that a step may deviate
-BELOW = 2.5  # scatters below the level: at an unchanged pace, one step in a hundred
-_LIMIT = 9.0  # sum of the deviations beyond that
+_CLIP = 4.0  # in scatters: deviations are clipped here, so that one odd step is not a change
+SLACK = 1.25  # in scatters: deviations up to this do not count
+BELOW = 2.5  # in scatters below the level: one step in a hundred, at an unchanged pace
+_LIMIT = 9.0  # in scatters: a larger sum of deviations beyond SLACK is a change
 
 
 class Pace:
-    """Detects a shift of the level from the logarithm of each step's time."""
+    """Detects a shift of the level from the logarithms of step times."""
 
     def __init__(self, known: Sequence[float] = ()) -> None:
-        """`known`: logarithms of earlier steps at the pace that is expected."""
+        """`known`: log times of earlier steps at the expected pace."""
         self._recent: deque[float] = deque(known, maxlen=_MEMORY)
         self._level = self._scatter = 0.0
         self._above = self._below = 0.0
@@ -30,7 +30,7 @@ class Pace:
             self._settle()
 
     def changed(self, log_ms: float) -> bool:
-        """Note a step; whether the pace has changed. Starts over if so."""
+        """Add a step; returns whether the pace has changed, and if so starts over."""
         self._recent.append(log_ms)
         self._count += 1
         still = self._above == self._below == 0.0
@@ -49,12 +49,12 @@ class Pace:
         return True
 
     def faster(self, log_ms: float) -> bool:
-        """Whether a step that was not noted is faster than recent ones."""
+        """Whether a step that is not added is faster than recent ones."""
         recent = list(self._recent)[-8:]
         return bool(recent) and log_ms < median(recent)
 
     def well_below(self, log_ms: float) -> bool:
-        """Whether a step that was not noted is faster than recent ones by more than they scatter."""
+        """Whether a step that is not added is faster than the level by more than BELOW scatters."""
         return self._scatter > 0 and log_ms < self._level - BELOW * self._scatter
 
     def _settle(self) -> None:

@@ -1,9 +1,8 @@
-"""Probes: single steps under the default while a policy is in force. Are they faster than their neighbors?
+"""Probes: tests whether single default steps, while a policy is in force, are faster than their neighbors.
 
-A job may change its pace at any moment, for seconds: a step that is faster than those before it proves
-nothing. So a probe counts as faster only if it is faster than the steps on both sides of it. In a job whose
-steps alternate (gradient accumulation, two models), most steps under the policy are that, too: there, such
-probes prove nothing.
+A job's pace may change at any moment, for seconds: a step that is faster than those before it proves nothing.
+So a probe counts as faster only if it beats the steps on both sides. In a job whose steps alternate (gradient
+accumulation, two models), many steps under the policy do so too; there, faster probes prove nothing.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from collections import deque
 from statistics import fmean
 
 NEIGHBORS = 2  # steps on each side
-COUNTED, AGREE = 8, 7  # so many of the last probes must be faster
-OTHERS, MOST_OTHERS = 200, 0.44  # the last steps under the policy, and how many of them may be
+COUNTED, AGREE = 8, 7  # of the last COUNTED probes, AGREE must be faster
+OTHERS, MOST_OTHERS = 200, 0.44  # of the last OTHERS policy steps, at most this share may be faster
 
 
 class Probes:
-    """Notes the steps of a watch in order, as logarithms."""
+    """Takes the steps of a watch in order, as log times."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, bool]] = deque(maxlen=2 * NEIGHBORS + 1)
@@ -25,7 +24,7 @@ class Probes:
         self._others_faster: deque[bool] = deque(maxlen=OTHERS)
 
     def add(self, log_ms: float, *, probe: bool) -> None:
-        """Note a step under the policy, or a probe."""
+        """Add a step under the policy, or a probe."""
         self._steps.append((log_ms, probe))
         if len(self._steps) < 2 * NEIGHBORS + 1:
             return
@@ -38,7 +37,7 @@ class Probes:
     def agree(self) -> bool:
         """Whether nearly all of the last probes were faster.
 
-        Where they take as long as other steps, that is so in one of 230 such series at most.
+        If probes take as long as other steps, this happens in at most one of 230 such series.
         """
         return (
             len(self._faster) == COUNTED

@@ -1,4 +1,4 @@
-"""Proof: is a policy faster than the default? In fresh steps, each under one of the two, drawn at random."""
+"""Proof: tests whether a policy beats the default, in fresh steps that run under one of them at random."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from weft.policy import Policy
 from weft.tuning.live.trial import Record, Sample, Trial, ask_all
 
 LEVEL = 0.012
-"""Largest probability, over a whole search, of keeping a policy that changes nothing. Further searches of the
-same job get less each, so that it is at most 2% over its life."""
-KNOWN_LEVEL = 0.25  # of that, for the check of an earlier run's policy
+"""Largest probability, over a whole search, of keeping a policy that changes nothing. Each further search of
+the same job gets a lower level, so that the probability is at most 2% over the job's life."""
+KNOWN_LEVEL = 0.25  # share of LEVEL for the check of an earlier run's policy
 FOR_KNOWN = 24  # steps for that check
-PROOF_STEPS = (18, 26)  # kept for a proof: at least and at most
-FIRST, MORE, _LEAST = 12, 4, 8  # steps decided in advance
-EACH = 4  # steps under each policy, at least
-BALANCE, MOST_BALANCE = 0.08, 0.3  # how much less likely an arm is for each step that it is ahead
-STEPS_AFTER_MEETING, _COUNTED = 4, 2  # of the steps, the mean of the last ones counts
-BLOCK, _COUNTED_OF_BLOCK = 12, 8  # about the same, once it is proven
+PROOF_STEPS = (18, 26)  # fewest and most steps reserved for a proof
+FIRST, MORE, _LEAST = 12, 4, 8  # draws decided in advance: the first ones, each later batch, and the fewest
+EACH = 4  # fewest steps under each policy
+BALANCE, MOST_BALANCE = 0.08, 0.3  # probability that an arm loses for each step it is ahead, and its limit
+STEPS_AFTER_MEETING, _COUNTED = 4, 2  # steps per draw at meetings; the mean of the last _COUNTED counts
+BLOCK, _COUNTED_OF_BLOCK = 12, 8  # approximately the same for blocks, once the policy is proven
 _MANY = 6
-USUAL_BLOCKS, MOST_BLOCKS = 20, 48  # more than usual where the error is a large part of the effect:
+USUAL_BLOCKS, MOST_BLOCKS = 20, 48  # MOST_BLOCKS if the error exceeds _LARGE_ERROR of the effect
 _LARGE_ERROR = 1 / 8
-_NEIGHBORS = 1.2  # differences of neighbors scatter more than those of all
-_PRECISE_ERROR = 0.005, 0.05  # standard error of blocks at which they suffice: at least, and by effect
-NOISY = 0.018  # scatter of a step from which a search may use more steps
-PROMISING_DRAWS = 64  # of a proof that looks promising when its steps are used up
-PROMISING_AT_MEETINGS = 128  # the same where each needs a meeting: the watch cannot continue such a proof
-_PROMISING = 0.1  # capital of the test
+_NEIGHBORS = 1.2  # differences between neighboring blocks scatter more than those between all
+_PRECISE_ERROR = 0.005, 0.05  # standard error at which blocks suffice: absolute, or as share of the effect
+NOISY = 0.018  # relative scatter of a step above which a search may use more steps
+PROMISING_DRAWS = 64  # most draws of a proof that looks promising when its steps are used up
+PROMISING_AT_MEETINGS = 128  # the same if each draw needs a meeting: the watch cannot continue such a proof
+_PROMISING = 0.1  # test capital above which a proof looks promising
 WORTH = 0.005  # a smaller gain is not worth a change
 HOPELESS_Z = 2.5
-LATER_LEVEL = 0.8  # confidence from which an effect on the next step is taken into account
+LATER_LEVEL = 0.8  # confidence required before an effect on the next step is taken into account
 LEAST_EFFECT, MOST_EFFECT = 0.01, 0.4
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a proof has shown. Effects are logarithms of default time over policy time."""
+    """What a proof has shown. Effects are log(default time / policy time)."""
 
     proven: bool
     effect: float = 0.0
@@ -49,16 +49,17 @@ class Claim:
 
     @property
     def less_pct(self) -> tuple[float, float, float]:
-        """Percent of a step's time that is saved: the estimate and the ends of its interval."""
+        """Percentage of a step's time saved: the estimate and the ends of its interval."""
         gain, low, high = (-100 * math.expm1(-value) for value in (self.effect, *self.ends))
         return gain, low, high
 
 
 @dataclass
 class Proof:
-    """A running proof. `level`: largest probability of success if the two do not differ.
+    """A running proof. `level`: largest probability of success if the policies do not differ.
 
-    `lead`: the effect to expect. `sigma`: scatter of a step. `before`: earlier steps of the default.
+    `lead`: the expected effect. `sigma`: relative scatter of a step. `periods`: cycle lengths of the job, in
+    steps. `before`: earlier steps under the default.
     """
 
     default: Policy
@@ -70,14 +71,14 @@ class Proof:
     before: Sequence[Step]
     drawn: list[Step] = field(default_factory=list)
     problem: str = ""
-    """Why the policy may not be used at all."""
+    """Why the policy may not be used at all; empty if it may."""
     first: Claim | None = None
-    """The claim when it was proven. An effect looks largest at that moment, so it is measured further."""
+    """The claim at the moment of proof; None before. Effects look largest then, so measuring goes on."""
     reached: bool = False
-    """The capital has once been as high as a proof needs: what it is later does not matter."""
+    """Whether the capital has ever reached what a proof needs; its later value does not matter."""
     blocks: list[Step] = field(default_factory=list)
-    """The job as it goes on under either policy, after the proof: a block of steps is one step here, with
-    their mean time. Single steps may show more than a job gains: on an H200, 9.8% where it gained 5.4%."""
+    """Blocks of consecutive steps under one policy, measured after the proof; each Step holds a block's mean.
+    Single steps may show more than a job gains: on an H200, 9.8% when the job gained 5.4%."""
 
     def __post_init__(self) -> None:
         middle = min(max(self.lead, 2 * LEAST_EFFECT), MOST_EFFECT / 2)
@@ -87,7 +88,7 @@ class Proof:
             self.coins.add(step)
 
     def add(self, sample: Sample, arm: int, share: float, number: int) -> None:
-        """Note a drawn step."""
+        """Add a drawn step or block."""
         self.problem = self.problem or sample.problem
         if not self.problem:
             step = Step(math.log(max(sample.ms, 1e-6)), arm, share, number)
@@ -99,7 +100,7 @@ class Proof:
                 self.reached = self.reached or (self._both_known and self.coins.capital >= 1 / self.level)
 
     def times(self, arm: int) -> list[float]:
-        """Milliseconds of the steps under the policy (1) or the default (0)."""
+        """Times in ms of the blocks, or else the steps, under the policy (arm 1) or the default (arm 0)."""
         return [math.exp(step.log_ms) for step in self.blocks or self.drawn if step.arm == arm]
 
     @property
@@ -108,28 +109,28 @@ class Proof:
 
     @property
     def at_meetings(self) -> bool:
-        """Whether switching between the two needs a meeting of all ranks."""
+        """Whether switching between policy and default needs a meeting of all ranks."""
         return self.policy.models != self.default.models
 
     @property
     def in_blocks(self) -> bool:
-        """Whether it is proven, and measured in blocks of steps."""
+        """Whether the policy is proven, so that its effect is now measured in blocks of steps."""
         return self.first is not None
 
     @property
     def run(self) -> tuple[int, int]:
-        """The steps of a draw, and how many of them count: the last ones, and of a block whole cycles."""
+        """Steps per draw, and how many of them (the last ones) count; of a block, whole cycles count."""
         if self.in_blocks:
             period = max(self.periods)
             counted = period * max(1, round(_COUNTED_OF_BLOCK / period))
             return BLOCK - _COUNTED_OF_BLOCK + counted, counted
-        # After a meeting the device has nothing to do yet, so a step takes longer than in a job that goes on,
-        # and the next one, whose launches are ahead by then, takes less.
+        # After a meeting the device is idle, so the first step takes longer than in a running job; the next
+        # one, whose launches are ahead by then, takes less.
         return (STEPS_AFTER_MEETING, _COUNTED) if self.at_meetings else (1, 1)
 
     @property
     def measured(self) -> bool:
-        """Whether the effect of a proven policy is known well enough, is gone, or no block is left."""
+        """Whether a proven policy's effect is known well enough, has vanished, or no block is left."""
         assert self.first is not None
         if self.problem:
             return True
@@ -143,17 +144,17 @@ class Proof:
 
     @property
     def promising(self) -> bool:
-        """Whether more steps may well lead to a proof."""
+        """Whether more steps are likely enough to lead to a proof."""
         return not self.problem and self.coins.capital > _PROMISING and self.effect > WORTH
 
     @property
     def _both_known(self) -> bool:
-        """Whether there are enough steps of either arm."""
+        """Whether both arms have enough steps."""
         changed = sum(step.arm for step in self.drawn)
         return min(changed, len(self.drawn) - changed) >= EACH
 
     def proven(self) -> bool | None:
-        """Whether it is proven, or hopeless; None: open."""
+        """True if the policy is proven, False if a proof is hopeless, None if it is open."""
         if self.problem or self.first is not None:
             return not self.problem
         if self.reached or not self._both_known:
@@ -163,9 +164,9 @@ class Proof:
         return False if self.effect + HOPELESS_Z * error < WORTH else None
 
     def claim(self) -> Claim:
-        """What has been shown so far, about a job that stays under the policy."""
+        """What has been shown so far for a job that stays under the policy."""
         if self.first is not None and not self.blocks and not self.problem:
-            return self.first  # not computed again: it takes tens of milliseconds
+            return self.first  # recomputing it takes tens of milliseconds
         if not self.blocks or self.first is None:
             effect = self.effect
             ends = confidence_interval([*self.before, *self.drawn], effect, self.effects, self.periods)
@@ -176,8 +177,8 @@ class Proof:
         proven, ends = self.proven() is True and effect > WORTH, (effect - half, effect + half)
         if abs(effect) > half or self.at_meetings or self.problem:
             return Claim(proven and effect > half, effect, ends)
-        # The blocks are too uneven to tell. The steps of the proof can: the claim is the smaller of both, or
-        # that of the proof alone where blocks could not show such an effect at all.
+        # The blocks are too uneven to decide, but the proof's steps are not: claim the smaller of both
+        # effects, or the proof's alone if blocks could not show an effect of its size.
         if half > self.first.effect:
             return self.first
         low, high = min(ends[0], self.first.ends[0]), max(ends[1], self.first.ends[1])
@@ -192,14 +193,15 @@ class Proof:
 
     @property
     def _effect_of_blocks(self) -> float:
-        """A mean: where a cycle of the job gives its blocks two levels, a median would choose one of them."""
+        """A mean: if a cycle of the job gives its blocks two levels, a median would pick one of them."""
         return estimate(self.blocks, middle=statistics.fmean)
 
     def _by_blocks(self) -> tuple[float, float]:
-        """The effect, and half its 95% interval by Student's distribution (Cornish-Fisher).
+        """The effect, and half its 95% interval by Student's t distribution (Cornish-Fisher expansion).
 
-        How many blocks there are depends on their scatter, not on their effect: nothing was stopped when it
-        looked largest. So it need not hold at any stopping time, which takes many more blocks.
+        The number of blocks depends on their scatter, not on their effect: measuring did not stop when the
+        effect looked largest. So the interval need not hold at any stopping time; that would take many more
+        blocks.
         """
         free = max(len(self.blocks) - 2, 1)
         return self._effect_of_blocks, _NEIGHBORS * (
@@ -207,10 +209,10 @@ class Proof:
         ) * self.block_error()
 
     def _on_the_next_step(self, effect: float) -> tuple[float, tuple[float, float]]:
-        """The effect of a step's policy on the next step's time, with its interval; 0 unless it is clear.
+        """The effect of a step's policy on the next step's time, and its interval; zeros unless it is clear.
 
-        A step that ends early may only make the next one wait, for data; or a step may finish what the one
-        before has left. The draws of the steps before are as random as their own.
+        A step that ends early may just make the next one wait for data, or leave it work to finish. The draw
+        of the step before is as random as a step's own, so the same statistics apply.
         """
         arms = {step.number: step for step in self.drawn}
         after = [
@@ -234,11 +236,11 @@ def prove(
     record: Record,
     on_proven: Callable[[], None] = lambda: None,
 ) -> Generator[Trial, Sample, Proof]:
-    """The policy and the default in random order until the answer is clear, or `steps` are used up.
+    """Run the policy and the default in random order until the answer is clear or `steps` are used up.
 
-    A policy that is proven is measured further, in blocks of steps, until its effect is known well enough.
-    Compared with the default, that costs nothing. `on_proven` is called when there is a claim and before it
-    is measured further: the job may end meanwhile.
+    A proven policy is measured further, in blocks of steps, until its effect is known well enough; compared
+    with the default, that costs nothing. `on_proven` is called when there is a claim, before it is measured
+    further, because the job may end meanwhile.
     """
     allowed = max(steps // 3, _LEAST) if proof.at_meetings else steps
     while True:
@@ -246,7 +248,7 @@ def prove(
         count = len(proof.drawn)
         if proof.first is None and proof.proven():
             proof.first = proof.claim()
-            if not proof.at_meetings:  # else steps after meetings have shown it, which say less about a job
+            if not proof.at_meetings:  # steps after meetings say less about a job: measure blocks first
                 on_proven()
             continue
         if proof.first is not None and not proof.problem:
@@ -262,7 +264,7 @@ def prove(
 
 
 def _draw(proof: Proof, allowed: int, order: random.Random, record: Record) -> Generator[Trial, Sample, None]:
-    """Draw some steps and run them."""
+    """Draw the next steps or blocks and run them."""
     drawn = proof.blocks if proof.in_blocks else proof.drawn
     first = 2 * EACH if proof.in_blocks else min(FIRST, max(allowed, _LEAST))
     draws = draw_steps(order, drawn, MORE if drawn else first)
@@ -281,9 +283,9 @@ def _draw(proof: Proof, allowed: int, order: random.Random, record: Record) -> G
 
 
 def mean_sample(samples: Sequence[Sample], counted: int) -> Sample:
-    """Several steps under one policy as one sample: the mean time of the last `counted`, a problem of any.
+    """Several steps under one policy as one sample: mean time of the last `counted`, and any step's problem.
 
-    Of many, the longest and the shortest do not count: one may be a stall that comes now and then.
+    If _MANY or more count, the longest and the shortest are left out: one may be an occasional stall.
     """
     problem = next((sample.problem for sample in samples if sample.problem), "")
     times = sorted(sample.ms for sample in samples[-counted:])
@@ -293,7 +295,7 @@ def mean_sample(samples: Sequence[Sample], counted: int) -> Sample:
 
 
 def draw_steps(order: random.Random, drawn: Sequence[Step], count: int) -> list[tuple[int, float]]:
-    """Arms of the next steps, with the probability of arm 1 in each. The arm with fewer steps is likelier."""
+    """Arms of the next steps, each with the probability of arm 1. The arm with fewer steps is more likely."""
     ahead = sum(1 if step.arm else -1 for step in drawn)
     draws = []
     for _ in range(count):
@@ -305,7 +307,7 @@ def draw_steps(order: random.Random, drawn: Sequence[Step], count: int) -> list[
 
 
 def earlier(default: Policy, record: Record) -> list[Step]:
-    """Earlier steps under the default, which give the level."""
+    """Earlier steps under the default, which determine the level."""
     index = record.policies.index(default) if default in record.policies else -1
     known = [
         step

@@ -1,6 +1,6 @@
-"""Search: which policy makes the step of a running job shortest, found within its first steps.
+"""Search: finds, within the first steps of a running job, the policy that makes its steps shortest.
 
-`tune` is a generator. It knows neither torch nor time, so anything can drive it:
+`tune` is a generator. It depends on neither torch nor a clock, so anything can drive it:
 
     method = tune(Policy())
     trial = next(method)
@@ -16,16 +16,16 @@
 It yields a Trial (nearly always a single step), is sent one Sample for each, and returns a TunedJob. Then
 `weft.tuning.live.watch.watch(outcome)`, a generator with the same protocol, watches the job to its end.
 
-In this order `tune`
-1. waits until steps are even: compilation, autotuning and first allocations are over; longer where steps take
-   a fraction of a millisecond (`weft.tuning.live.short_steps`);
+`tune`, in this order,
+1. waits until steps are even: compilation, autotuning and first allocations are over; it waits longer if
+   steps take a fraction of a millisecond (`weft.tuning.live.short_steps`);
 2. profiles the job's launches, and which of them overlap with collectives;
 3. asks whether this job was tuned before, and if so proves only that policy;
-4. goes through the levers (`weft.tuning.live.levers`) in the order of what each could win at most, by the
-   profile. For each, the best policy so far and its changes alternate, a step each, in random order; those
-   clearly behind are dropped;
-5. proves the winner against the default in fresh steps (`weft.tuning.live.proof`). Which of the two a step
-   gets is drawn at random, so the chance of keeping a policy that changes nothing is at most
+4. goes through the levers (`weft.tuning.live.levers`) in the order of the most each could win, judged by the
+   profile. For each lever, the best policy so far and its changes alternate, one step each, in random order;
+   those clearly behind are dropped;
+5. proves the winner against the default in fresh steps (`weft.tuning.live.proof`). Each step runs under one
+   of the two, drawn at random, so the probability of keeping a policy that changes nothing is at most
    `weft.tuning.live.proof.LEVEL`, whatever the noise and whatever was tried before.
 """
 
@@ -70,15 +70,15 @@ from weft.tuning.live.tuned_job import TunedJob, why_none_was_better, why_nothin
 __all__ = ["BUDGET", "SearchMethod", "Sample", "Trial", "tune"]
 
 BUDGET = 58  # steps of the job that the search may use
-MOST_NOISY = 2.5  # times as many, at most, where steps scatter by more than NOISY
+MOST_NOISY = 2.5  # largest factor on the budget if steps scatter by more than NOISY
 LEARN = 2
 MOST_WARM_UP = 40
 MOST_ROUNDS = 6
-FULL_ROUNDS = 2.0  # of all levers, that there are steps for
-DOUBT_STEPS = 12  # to measure again what was close: a change may be bad together with later ones
+FULL_ROUNDS = 2.0  # rounds of all levers that the budget allows for
+DOUBT_STEPS = 12  # steps to measure close candidates again: a change may be bad together with later ones
 BUDGET_LIMIT = 140 + DOUBT_STEPS
-_DROP_Z = 1.5  # standard errors behind the leader
-LEAD_Z = 0.3  # standard errors; a shorter lead changes nothing
+_DROP_Z = 1.5  # standard errors behind the leader at which a candidate is dropped
+LEAD_Z = 0.3  # standard errors; with a smaller lead the best so far stays
 
 SearchMethod = Generator[Trial, Sample, TunedJob]
 Logs = dict[Policy, list[float]]
@@ -94,12 +94,12 @@ def tune(
     record: Record | None = None,
     on_proven: Callable[[Callable[[], TunedJob]], None] = lambda so_far: None,
 ) -> SearchMethod:
-    """The whole method; see the module for the protocol.
+    """The whole search; see the module docstring for the protocol.
 
-    `recall`: the policy that the same job ended with before, if there is one. `seed`: together with the
-    measured times of the warm-up it gives the random order. `level`: most probability of keeping a policy
-    that changes nothing. `record`: takes all steps. `on_proven`: takes what computes the outcome so far, of a
-    job that may end while the gain of a proven policy is still being measured.
+    `recall`: returns the policy that the same job ended with before, or None. `budget`: steps to use. `seed`:
+    determines the random order, together with the warm-up's measured times. `level`: largest probability of
+    keeping a policy that changes nothing. `record`: receives all steps. `on_proven`: receives a function that
+    computes the outcome so far, because the job may end while a proven policy's gain is still being measured.
     """
     search = _Search(default, budget, record or Record(), seed=seed, level=level, on_proven=on_proven)
     yield from search.warm_up()
@@ -129,26 +129,26 @@ def tune(
 
 
 def hold(policy: Policy, record: Record) -> SearchMethod:
-    """No search: a step under the policy, which then stays."""
+    """Do not search: run a step under the policy, which then stays in force."""
     yield from ask(Trial(policy), record, "watch")
     return TunedJob(policy=policy, kept=False, default=policy, steps=1, reason=f"{policy.label} is in force")
 
 
 @dataclass
 class _Search(SearchSteps):
-    """The parts of the method, and their results so far."""
+    """The parts of a search, and their results so far."""
 
     seed: int = 0
     level: float = LEVEL
     on_proven: Callable[[Callable[[], TunedJob]], None] = lambda so_far: None
     lead: float = 0.0
-    """Of the best so far over the default, in logarithms."""
+    """log(default time / time of the best policy so far)."""
     warm_up_steps: int = 0
     doubts: list[dict[str, Any]] = field(default_factory=list)
     facts: Facts = field(default_factory=Facts)
     levers: list[tuple[str, float | None]] = field(default_factory=list)
     for_doubts: int = 0
-    """Steps to measure again what was close."""
+    """Steps reserved to measure close candidates again."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,27 +156,27 @@ class _Search(SearchSteps):
         self.effort, self.rough = 1.0, 0.0
 
     def warm_up(self) -> Generator[Trial, Sample, None]:
-        """Steps under the default until they are even, or patience ends."""
+        """Run steps under the default until they are even, at most MOST_WARM_UP."""
         times: list[float] = []
         begin = first = self.record.number
-        if begin == 0:  # the watch allows a further search only where it is affordable
+        if begin == 0:  # the watch allows a further search only if it is affordable
             times = yield from run_until_affordable(self.default, self.record)
-        if self.record.number > first + len(times):  # it had to wait: those steps are long ago
+        if self.record.number > first + len(times):  # it had to wait: those times are too old
             times, first = [], self.record.number
         while len(times) < MOST_WARM_UP and not (steady(times) and self._quiet(times, first)):
             yield from ask(Trial(self.default), self.record, "warm-up")
-            times = self.record.usual_times(first)  # each time by what is known of the job's inputs now
+            times = self.record.usual_times(first)  # convert all of them by what is known about inputs now
         self.record.inputs.settle()
-        if len(times) >= MOST_WARM_UP:  # patience ended: scatter is not known, or only that of earlier steps
+        if len(times) >= MOST_WARM_UP:  # not even: scatter is unknown, or known only for earlier steps
             self._quiet(times, first)
         self.warm_up_steps = self.record.number - begin
-        # Digits of measured times: no cycle of the job can match a fixed sequence of draws.
+        # Seed with measured times, so that no cycle of the job can match a fixed sequence of draws.
         self.order = random.Random(f"{self.seed} {times!r}")
         self.effort = min(max((self.rough / NOISY) ** 2, 1.0), MOST_NOISY)
         self.budget = round(self.budget * self.effort)
 
     def _quiet(self, times: Sequence[float], first: int) -> bool:
-        """Estimate cycle and scatter; whether they are clear. A large scatter needs more steps."""
+        """Estimate cycle and scatter; returns whether they are clear. A large scatter needs more steps."""
         start = min(len(times) // 4, len(times) - WINDOW)
         usual = times[start:]
         self.cycle = cycle(usual, first + start)
@@ -189,14 +189,14 @@ class _Search(SearchSteps):
         return len(times) >= UNEVEN_WINDOW or (rough <= NOISY and not self.record.inputs.matter)
 
     def learn(self) -> Generator[Trial, Sample, Facts]:
-        """Steps in which launches are counted and timed."""
+        """Run steps in which launches are counted and timed."""
         sample = yield from ask(Trial(self.default, LEARN, learn=True), self.record, "profile")
         self.spent += LEARN
         self.facts = sample.facts or Facts(launches=False)
         return self.facts
 
     def widen(self, plan: Sequence[LeverStage]) -> None:
-        """Allow as many steps as the levers need for FULL_ROUNDS, doubts and a proof."""
+        """Widen the budget to what the levers need: FULL_ROUNDS, DOUBT_STEPS and a proof."""
         self.levers = [(stage.lever, stage.bound_ms) for stage in plan]
         needed = LEARN + DOUBT_STEPS + PROOF_STEPS[1] + round(FULL_ROUNDS * sum(map(cost_of, plan)))
         self.budget += round(max(0, min(needed, BUDGET_LIMIT) - BUDGET) * self.effort)
@@ -205,11 +205,11 @@ class _Search(SearchSteps):
     def race(
         self, best: Policy, changes: Sequence[dict[str, Any]], share: float, keep: int = 0
     ) -> Generator[Trial, Sample, Policy]:
-        """The best policy so far against its changes, alternating; returns the leader.
+        """Race the best policy so far against its changes, alternating; returns the leader.
 
-        `share`: of the steps left, after those for the proof and `keep`, that it may use.
+        `share`: share of the remaining steps to use, after those reserved for the proof and `keep` more.
         """
-        if self.about(best).problem:  # found out since it became the best
+        if self.about(best).problem:  # found since it became the best
             best, self.lead = self.default, 0.0
         made = {dataclasses.replace(best, **change): change for change in reversed(changes)}
         arms = list(dict.fromkeys([best, *(dataclasses.replace(best, **change) for change in changes)]))
@@ -234,11 +234,11 @@ class _Search(SearchSteps):
     def _doubt(
         self, leader: Policy, arms: Sequence[Policy], logs: Logs, made: Mapping[Policy, dict[str, Any]]
     ) -> None:
-        """Note those not clearly behind, the closest first: they are measured again if steps are left."""
+        """Note the two closest arms that were not dropped: they are measured again if steps are left."""
         close = sorted((arm for arm in arms if arm != leader and logs[arm]), key=lambda arm: fmean(logs[arm]))
         names = {name for change in made.values() for name in change}
         for arm in close[:2]:
-            # Either added to the leader or, for the best before this stage, instead of it.
+            # The change, to add to the leader; for the best before this stage, what undoes the leader's.
             self.doubts.append(made.get(arm) or {name: getattr(arm, name) for name in names})
 
     def _cost(self, arms: Sequence[Policy]) -> int:
@@ -253,10 +253,11 @@ class _Search(SearchSteps):
         return min(max(steps, least), most)
 
     def _still_racing(self, arms: list[Policy], logs: Logs, noise: StepNoise) -> list[Policy]:
-        """Without those clearly behind; only the best so far where no other can still be worth a change."""
+        """Drop arms that are clearly behind; only the best so far stays if no other can be worth a change."""
         best, rounds = arms[0], len(logs[arms[0]])
         margin = _DROP_Z * noise.sigma * math.sqrt(2 / rounds) * (2 if rounds == 1 else 1)
-        # After one round an outlier may hide a good one; those behind the best so far were measured twice.
+        # After one round, the leader may just be lucky, so compare with the best so far: steps that were odd
+        # against that one have been measured twice.
         lead = fmean(logs[best]) if rounds == 1 else min(fmean(logs[arm]) for arm in arms)
         kept = []
         for arm in arms:
@@ -270,7 +271,7 @@ class _Search(SearchSteps):
         return kept if any(gain > WORTH for gain in hope) else [best]
 
     def _leader(self, arms: Sequence[Policy], logs: Logs) -> Policy:
-        """The fastest; the best so far if the lead is negligible."""
+        """The fastest arm, or the best so far if the lead is negligible."""
         best = arms[0]
         if not logs[best]:  # there were no steps left for this stage
             return best
@@ -282,7 +283,7 @@ class _Search(SearchSteps):
         return leader
 
     def prove_known(self, policy: Policy) -> SearchMethod:
-        """An earlier run's policy against the default."""
+        """Prove an earlier run's policy against the default."""
         about, ms = self.about(policy), (yield from self.measure(policy))
         if not about.problem and ms > self.usual_ms() * math.exp(2 * self.noise.sigma):
             again = yield from self.step(policy)
@@ -293,12 +294,12 @@ class _Search(SearchSteps):
         self.level -= level
         before = self.spent
         outcome = yield from self.prove(policy, FOR_KNOWN, source, level=level)
-        self.budget += max(0, self.spent - before - FOR_KNOWN)  # a search that follows still has its steps
+        self.budget += max(0, self.spent - before - FOR_KNOWN)  # leave a search that follows its steps
         self.lead = 0.0
         return outcome
 
     def prove(self, policy: Policy, steps: int, source: str = "", level: float | None = None) -> SearchMethod:
-        """The policy against the default, in fresh steps."""
+        """Prove the policy against the default, in fresh steps."""
         about = self.about(policy)
         if about.problem:
             return self.left_alone(f"{policy.label} {about.problem}")
@@ -325,13 +326,13 @@ class _Search(SearchSteps):
         return self._outcome(proof, source)
 
     def left_alone(self, reason: str = "") -> TunedJob:
-        """Keep the default."""
+        """The outcome that keeps the default."""
         noise_pct = 100 * self.noise.sigma
         why = reason or why_none_was_better(self.facts, list(self.tried.values()), self.default, noise_pct)
         return self._outcome(reason=why)
 
     def _outcome(self, proof: Proof | None = None, source: str = "", *, reason: str = "") -> TunedJob:
-        """What has been found so far: the default stays, unless a proof has shown something."""
+        """The outcome so far: the default stays unless a proof has shown a gain."""
         default_ms = self.about(self.default).typical_ms
         outcome = TunedJob(
             policy=self.default,

@@ -1,4 +1,4 @@
-"""How the search of live tuning measures a step: odd ones again, slow ones twice, and what they cost."""
+"""How a live search measures steps: odd ones again, slow ones twice; and what the search costs the job."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from weft.tuning.live.proof import PROOF_STEPS
 from weft.tuning.live.trial import Record, Sample, Trial, ask_all
 from weft.tuning.live.tuned_job import Tried
 
-SLOW = 1.3  # times the default: out at once
-ODD_Z, ODD_LEAST = 4.0, 0.02  # a step this far above expectation is measured once more
+SLOW = 1.3  # times the default: a policy this slow is dropped at once
+ODD_Z, ODD_LEAST = 4.0, 0.02  # standard deviations, and least excess, above which a step is measured again
 
 
 @dataclass
@@ -37,10 +37,10 @@ class SearchSteps:
         self._first, self._paused_ms = self.record.number, self.record.paused_ms
 
     def turn(self, arms: Sequence[Policy]) -> Generator[Trial, Sample, dict[Policy, float]]:
-        """A step under each policy, in ms.
+        """Run a step under each policy; returns ms by policy.
 
-        The first step under a policy is a trial of its own. One that is clearly slower is left at once. It
-        gets a second chance, as one odd step proves nothing, and if that is slow too it is out.
+        The first step under a policy is a separate trial. A policy that is clearly slower gets a second
+        chance, because one odd step proves nothing; if it is slow again, it is dropped.
         """
         ms: dict[Policy, float] = {}
         if all(self.about(arm).ms for arm in arms):
@@ -62,11 +62,11 @@ class SearchSteps:
         return ms
 
     def measure(self, policy: Policy) -> Generator[Trial, Sample, float]:
-        """One step under a policy, in ms; a somewhat slow step is measured once more."""
+        """Run one step under a policy; returns ms. A somewhat slow step is measured once more."""
         ms = yield from self.step(policy)
         new = preparations(policy) - self.connected
         self.connected |= new
-        # A new communicator connects in its first step, new buckets are ordered in their second.
+        # A new communicator connects in its first step; new buckets are reordered in their second.
         for _ in range(max((SETTLE[kind] for kind, _ in new), default=0)):
             if not self.about(policy).problem:
                 ms = yield from self.step(policy)
@@ -85,11 +85,11 @@ class SearchSteps:
         return ms > slow * median(self.tried[self.default].ms[-8:])
 
     def step(self, policy: Policy) -> Generator[Trial, Sample, float]:
-        """One step under a policy, in ms."""
+        """Run one step under a policy; returns ms."""
         return (yield from self._ask_all([policy]))[0]
 
     def _ask_all(self, policies: Sequence[Policy]) -> Generator[Trial, Sample, list[float]]:
-        """A step under each policy, in ms."""
+        """Run a step under each policy; returns ms of each."""
         first = self.record.number
         samples = yield from ask_all(policies, self.record, "search")
         last = self.record.number - len(policies)
@@ -97,21 +97,21 @@ class SearchSteps:
         return [self._noted(policies[i], sample, last + i) for i, sample in enumerate(samples)]
 
     def _noted(self, policy: Policy, sample: Sample, number: int) -> float:
-        """Count a step; its time without what its place in the job's cycle explains."""
+        """Count a step; returns its ms without what its place in the job's cycle explains."""
         self.spent += 1
         if sample.problem:
             self.about(policy).problem = sample.problem
         return max(sample.ms, 1e-6) / math.exp(self.cycle.level(number))
 
     def cost_ms(self, usual_ms: float | None) -> float:
-        """What the search has cost the job so far: longer steps, and what ranks waited between them."""
+        """Ms that the search has cost the job so far: longer steps, and waits between them."""
         waited_ms = self.record.paused_ms - self._paused_ms
         return waited_ms + (self.record.extra_ms(self._first, self.default, usual_ms) if usual_ms else 0.0)
 
     def usual_ms(self) -> float:
-        """A step under the default."""
+        """Median ms of a step under the default."""
         return median(self.about(self.default).ms or [0.0])
 
     def about(self, policy: Policy) -> Tried:
-        """What was measured of a policy."""
+        """What was measured for a policy."""
         return self.tried.setdefault(policy, Tried(policy))

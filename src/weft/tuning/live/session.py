@@ -1,8 +1,8 @@
 """Session: one rank's part in the tuning of a job. Called at the end of every step.
 
-It knows neither torch nor NCCL: what can be changed comes as controls, and how ranks agree as an Agreement.
+It depends on neither torch nor NCCL: Controls change the process, and an Agreement coordinates the ranks.
 Steps are timed from boundary to boundary by marks that the device passes; nothing waits for them until a plan
-is over. So a step takes as long as without tuning, including launches that run ahead of the device.
+is over. So a step takes as long as without tuning, and launches still run ahead of the device.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from weft.tuning.live.tuned_job import stopped
 from weft.tuning.live.watchdog import Guard
 
 LEAST_DEADLINE_S = 5.0
-DEADLINE = 10.0  # times the usual step, for the other ranks to reach the boundary
-STALL = 10.0  # times the usual step, for a trial
+DEADLINE = 10.0  # times the usual step: how long other ranks may take to reach the boundary
+STALL = 10.0  # times the usual step: how long each step of a trial may take
 LEAST_STALL_S = 5.0
-RESCUED = 0.25  # of the time allowed for a trial: a rescued one that takes longer to end had another reason
+RESCUED = 0.25  # share of the allowed time: a trial that ends later after its rescue had another problem
 _log = logging.getLogger("weft.live")
 
 
 class Controls(Protocol):
-    """What can be changed in a process. Everything but `harmless` is called at step boundaries only."""
+    """Changes and profiles a process. Everything but `harmless` is called at step boundaries only."""
 
     default: Policy
-    """The policy of the process when it is left alone."""
+    """The policy that the process was started with."""
 
     def learn(self) -> None:
         """Profile launches from now on."""
@@ -51,7 +51,7 @@ class Controls(Protocol):
     def prepare(self, policy: Policy, keys: Sequence[str] | None) -> None:
         """Create what a policy needs, within PREPARE_S, or raise. Called on all ranks.
 
-        `keys`: communicators that all of their ranks can prepare; None: there is one process.
+        `keys`: communicators that all of their ranks can prepare; None if there is only one process.
         """
 
     def apply(self, policy: Policy) -> None:
@@ -70,10 +70,10 @@ class Controls(Protocol):
         """Mark this point of the program, without waiting."""
 
     def between_ms(self, start: Any, end: Any) -> float:
-        """Milliseconds from one mark to the other, as the device passed them; waits for the second."""
+        """Device time between two marks, in ms; waits for the second."""
 
     def copied_bytes(self) -> int:
-        """How many bytes the program has copied from the host to the device so far."""
+        """Bytes that the program has copied from the host to the device so far."""
 
     def clock(self) -> dict[str, int]:
         """Counts that must be equal on all ranks that report them."""
@@ -84,14 +84,14 @@ class _Mark(NamedTuple):
 
     device: Any
     copied: int
-    """Bytes copied from the host until then."""
+    """Bytes copied from the host so far."""
 
 
 class Session:
-    """The tuning of a job, on one rank. `conductor` decides if this rank leads.
+    """The tuning of a job, on one rank. `conductor` makes the decisions if this rank leads.
 
-    `on_result` gets the result of a search on every rank: the document of `weft run --stats`, key `tuning`.
-    `on_end` gets the last one, once. `on_say` gets lines for the user.
+    `on_result` receives each search's result on every rank: the document of `weft run --stats`, key `tuning`.
+    `on_end` receives the final result, once. `on_say` receives lines for the user.
     """
 
     def __init__(
@@ -117,13 +117,12 @@ class Session:
         self._light = self._learn = False
         self._policy = controls.default
         self._rescued = False
-        """The guard has reverted a policy, so that `_policy` may not be in force."""
+        """Whether the guard has reverted a policy, so that `_policy` may not be in force."""
         self._problem = ""
         self._since: _Mark | None = None
         self._end: _Mark | None = None
         self._marks: list[tuple[_Mark | None, _Mark, _Mark, int]] = []
-        """Where the step before a pause ended (None: there was no pause), where a step began and ended; or
-        several steps: how many."""
+        """Timed steps: end of the step before a pause (None: no pause), begin, end, and number of steps."""
         self._each = self._left = 1
         self._before: _Mark | None = None
         self._total, self._usual_ms = 0, 0.0
@@ -140,7 +139,7 @@ class Session:
 
     @property
     def changed(self) -> bool:
-        """Whether that is another one than the job's default."""
+        """Whether the policy in force differs from the job's default."""
         return self._policy != self.controls.default
 
     def begin(self) -> None:
@@ -151,24 +150,24 @@ class Session:
 
     @property
     def untimed_steps(self) -> int:
-        """Steps of the watch that have ended on the leader and whose times were not sent to the conductor."""
+        """Steps of the watch that have ended on the leader, but whose times the conductor does not have."""
         if not self._light or self.over:
             return 0
         return sum(steps for *_, steps in self._marks) + self._each - self._left
 
     @property
     def free_steps(self) -> int:
-        """How many steps may end before `step` has anything to do but count them."""
+        """How many of the next steps `step` would only count."""
         return self._left - 1 if self._light and not self.over else 0
 
     @property
     def may_leave(self) -> bool:
-        """Whether the others would end with this rank at the end of this step, under the same policy: where
-        all of them meet, or hear from this one."""
+        """Whether, if this rank left at the end of this step, the others would end there too, under the same
+        policy: true if all ranks meet there or hear from this one."""
         return not self._plan and self._left <= 1 and (not self._light or self.agreement.leads)
 
     def step(self, count: int = 1) -> None:
-        """A step has ended, or several, of which `free_steps` allowed all but the last to go unnoticed."""
+        """Handle the end of `count` steps, of which all but the last were free (`free_steps`)."""
         if self.over:
             return
         self._total += count
@@ -182,7 +181,7 @@ class Session:
             self._marks.append((self._before, self._since, end, self._each))
             self._before, self._since, self._end = None, end, end
         else:
-            self._end = None  # nobody has marked where this step ended: no pause begins there
+            self._end = None  # this step's end is not marked, so no pause can be timed from it
         if self._plan:
             self._next()
         elif self._light:
@@ -193,23 +192,23 @@ class Session:
     def stop(self, reason: str) -> None:
         """End the tuning on this rank alone, at any point; the others miss its report and end too.
 
-        What was made stays, as the device may not be touched now.
+        What was created stays, because the device must not be touched now.
         """
         self._finish(stopped(reason, steps=self._total), self._alone(), release=False)
 
     def leave(self, result: dict[str, Any]) -> None:
-        """The program ends the watched process group, on all ranks."""
+        """End the watch on this rank with `result`; the program does the same on all ranks."""
         self._finish(result, self._alone(), release=False)
 
     def _alone(self) -> Policy:
-        """The default as far as one rank can apply it alone: controls that concern all ranks stay."""
+        """The default, as far as one rank can apply it alone: controls that concern all ranks stay."""
         now = self._policy
         return replace(self.controls.default, max_ctas=now.max_ctas, comm_rules=now.comm_rules, **now.models)
 
     # --- reports ------------------------------------------------------------------------------------------
 
     def _report(self) -> Report:
-        """All steps since the last report. Waits for the device."""
+        """A report on all steps since the last one. Waits for the device."""
         self.controls.synchronize()
         times, copied, paused_ms = self._times(len(self._marks))
         stall = self._stall()
@@ -225,7 +224,10 @@ class Session:
         return report
 
     def _stall(self) -> str:
-        """Whether the trial took so long that its policy was reverted, and whether that helped."""
+        """Why the trial was rescued: POLICY_STALLED if reverting its policy helped, else PROGRAM_PAUSED.
+
+        Empty if it was not rescued.
+        """
         late_s = self._guard.disarm()
         if late_s is None:
             return ""
@@ -236,7 +238,7 @@ class Session:
         return _Mark(self.controls.mark(), self.controls.copied_bytes())
 
     def _times(self, count: int) -> tuple[list[float], list[float], float]:
-        """What a step took and copied in each of the first `count` marks, and the time outside steps."""
+        """Remove the first `count` marks: ms and bytes copied per step of each, and the ms outside steps."""
         done, self._marks = self._marks[:count], self._marks[count:]
 
         def between(start: _Mark, end: _Mark) -> float:
@@ -260,18 +262,18 @@ class Session:
             elif what == "report":
                 report = self._report()
             else:
-                self._since = None  # ranks have waited for each other: a new beginning
+                self._since = None  # the ranks waited for each other: start timing anew
                 return self._obey(decision)
 
     def _hear(self) -> None:
-        """The watch: the leader decides what comes next, from the steps that the device has finished."""
+        """In the watch: the leader decides what comes next, from the steps that the device has finished."""
         known = len(self._marks) - LAG if self.agreement.leads else 0
         times, copied, paused_ms = self._times(max(0, known))
         report = {"ms": times, "copied": copied, "paused_ms": paused_ms, "problem": ""}
         decision = self.agreement.announce(report, self._decide)
         if decision["do"] == "report":
             return self._meet(self._report())
-        if decision["do"] in ("prepare", "settle"):  # comes where all times are known already
+        if decision["do"] in ("prepare", "settle"):  # only decided once all times are known
             self.controls.synchronize()
             return self._meet({"problem": self._attempt(decision)})
         return self._obey(decision)
@@ -290,18 +292,18 @@ class Session:
         elif what == "end":
             self._finish(decision["result"], Policy.from_dict(decision["policy"]))
         else:
-            # A rank that has left may keep controls that concern all ranks, and cannot change them any more.
+            # A rank that has left may keep controls that concern all ranks; it can no longer change them.
             policy = Policy.from_dict(decision["policy"]) if "policy" in decision else self._alone()
             self._finish(stopped(decision["reason"], steps=self._total), policy)
 
     def _attempt(self, decision: Decision) -> str:
-        """Prepare communicators, or settle on a policy; the reason if that failed, or nothing."""
+        """Prepare or settle on a policy; returns why that failed, or an empty string."""
         before = self._policy
         try:
             if decision["do"] == "prepare":
                 policy = Policy.from_dict(decision["policy"])
                 self.controls.prepare(policy, decision["keys"])
-                # If this rank cannot apply it, all ranks find out now and not in the middle of a plan.
+                # If this rank cannot apply it, all ranks learn that now and not in the middle of a plan.
                 self._apply(policy)
                 self._apply(before)
             else:
@@ -323,7 +325,7 @@ class Session:
         self._policy, self._rescued = policy, False
 
     def _undo(self, before: Policy) -> None:
-        """Revert to this policy: a part of the failed one that concerns all ranks may be in force here."""
+        """Revert to `before`: parts of the failed policy that concern all ranks may be in force here."""
         try:
             self._apply(before)
         except Exception:
@@ -341,7 +343,7 @@ class Session:
         if self._light:
             self._guard.stop()
         else:
-            self._since = None  # ranks have waited for each other: a new beginning
+            self._since = None  # the ranks waited for each other: start timing anew
             if set(self._plan) != {self.controls.default}:
                 usual_s = self._usual_ms / 1e3
                 self._allowed_s = max(self._least_stall_s, STALL * usual_s * len(self._plan))
@@ -349,7 +351,7 @@ class Session:
         self._next()
 
     def _read(self, document: dict[str, Any]) -> Policy:
-        """A policy of a decision. The watch names the same few again and again."""
+        """Parse a decision's policy, with a cache: the watch repeats the same few policies."""
         key = json.dumps(document)
         if key not in self._known:
             self._known[key] = Policy.from_dict(document)
@@ -362,7 +364,7 @@ class Session:
             try:
                 self._apply(policy)
             except Exception as error:
-                # The others are already running: report it at the next boundary, where all can revert.
+                # The other ranks are already running: report this at the next boundary, where all can revert.
                 _log.debug("a policy could not be applied", exc_info=True)
                 self._problem = str(error) or type(error).__name__
             self._since = None
@@ -381,10 +383,10 @@ class Session:
         self.on_end(result)
 
     def _apply_last(self, policy: Policy) -> None:
-        """Apply the policy that stays; without its framework controls where the models cannot be changed now.
+        """Apply the policy that stays; without its framework controls if the models cannot be changed now.
 
-        A program may have changed its models since a trial began, such as by a communication hook of DDP: its
-        buckets then stay as they are, which changes no result, and everything else is still undone.
+        The program may have changed its models since a trial began, for example with a communication hook of
+        DDP: its buckets then stay as they are, which changes no result, and everything else is still undone.
         """
         try:
             self._apply(policy)

@@ -1,4 +1,4 @@
-"""Settings that `weft run --tune` passes to the processes of the job in the environment."""
+"""Settings that `weft run --tune` passes to the job's processes through the environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.policy import Policy
 
 POLICY_VARIABLE = "WEFT_TUNE_POLICY"
 CONTROLS_VARIABLE = "WEFT_TUNE_CONTROLS"
-"""For tests: `module:function` that makes the controls from the default policy and the number of ranks."""
+"""For tests: `module:function` that creates the controls from the default policy and the number of ranks."""
 STALL_VARIABLE = "WEFT_TUNE_STALL_S"
 DEADLINE_VARIABLE = "WEFT_TUNE_DEADLINE_S"
 BUDGET_VARIABLE = "WEFT_TUNE_BUDGET"
@@ -19,28 +19,28 @@ MOST_DEADLINE_S = 20.0
 
 
 def first_deadline_s(step_s: float) -> float:
-    """For all ranks to find their step, which last took `step_s`: not all of them may make steps."""
+    """Seconds for all ranks to find their step, which last took `step_s` here; some may never step."""
     from weft.tuning.live.session import DEADLINE
 
     return max(least_deadline_s(), min(DEADLINE * step_s, MOST_DEADLINE_S))
 
 
 def least_deadline_s() -> float:
-    """Seconds that ranks wait for each other at a boundary of trials, at least."""
+    """Least number of seconds that ranks wait for each other at a trial boundary."""
     from weft.tuning.live.session import LEAST_DEADLINE_S
 
     return float(os.environ.get(DEADLINE_VARIABLE, LEAST_DEADLINE_S))
 
 
 def least_stall_s() -> float:
-    """Seconds without a step after which a trial counts as stalled, at least."""
+    """Least number of seconds after which a trial that has not ended counts as stalled."""
     from weft.tuning.live.session import LEAST_STALL_S
 
     return float(os.environ.get(STALL_VARIABLE, LEAST_STALL_S))
 
 
 def watch_budget() -> float:
-    """Share of the steps that the watch may use; 0: the job is not watched."""
+    """Share of the steps that the watch may use; 0 turns the watch off."""
     from weft.tuning.live.watch import SHARE
 
     return float(os.environ.get(BUDGET_VARIABLE) or SHARE)
@@ -53,7 +53,7 @@ def start_policy() -> Policy:
 
 
 def controls_here(default: Policy, world: int, optimizer: Any) -> Any:
-    """The controls of this process, or why there are none."""
+    """The controls for this process, or a string that says why there are none."""
     made_by = os.environ.get(CONTROLS_VARIABLE)
     if made_by:
         module, _, name = made_by.partition(":")

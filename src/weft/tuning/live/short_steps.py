@@ -1,8 +1,8 @@
-"""Short steps: the search of a job whose steps take a fraction of a millisecond begins later.
+"""Short steps: delays the search of a job whose steps take a fraction of a millisecond.
 
-A search keeps all ranks waiting at about a hundred meetings, whatever the length of a step. Where steps are
-much shorter than a meeting, that takes as long as thousands of them. So such a job first runs until the
-meetings of a search are a small share of its time; one that ends earlier is left unchanged.
+A search makes all ranks wait at about a hundred meetings, however long a step is. If steps are much shorter
+than a meeting, that takes as long as thousands of steps. So such a job first runs until a search's meetings
+are a small share of its time; a job that ends earlier is left unchanged.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from statistics import median
 from weft.policy import Policy
 from weft.tuning.live.trial import Record, Sample, Trial, ask
 
-_SHORT_MS = 0.5  # steps of this length: a job of a minute, with longer ones, affords a search at once
-_MEETINGS = 120  # of a search
-_SHARE = 0.006  # of the time of a job, for them
-_FIRST, _MOST = 32, 4096  # steps between two meetings while it waits
-_ENOUGH = 4  # steps that give the time of a step and of a meeting
+_SHORT_MS = 0.5  # with steps at least this long, a job of one minute can afford a search at once
+_MEETINGS = 120  # meetings of a search
+_SHARE = 0.006  # largest share of a job's time for these meetings
+_FIRST, _MOST = 32, 4096  # steps between two meetings while the job waits: at first and at most
+_ENOUGH = 4  # steps that determine the time of a step and of a meeting
 
 
 def run_until_affordable(default: Policy, record: Record) -> Generator[Trial, Sample, list[float]]:
-    """Run the first steps of a job, as long as a search would be too large a part of its time.
+    """Run the first steps of a job for as long as a search would take too large a share of its time.
 
-    Returns the times of the single steps.
+    Returns the times of the first single steps.
     """
     samples = []
     for _ in range(_ENOUGH):

@@ -1,14 +1,14 @@
 """Settings that only take effect when a job starts, compared between starts of the same command.
 
-Runs of one command scatter by several percent, for unpredictable reasons (clocks, neighbours, time of day).
+Runs of one command scatter by several percent, for unpredictable reasons (clocks, neighbors, time of day).
 So a setting is tried in pairs of starts, one with it and one without, in an order drawn at random for each
-pair. A setting without effect wins a pair with a probability of at most one half, whatever the scatter: it is
+pair. A setting without effect wins a pair with a probability of at most one half, whatever the scatter. It is
 used only after PAIRS wins in a row, and dropped for good after the first pair that it does not win. At most
 MOST_SETTINGS are ever tried for a command, so the probability of a false claim is at most MOST_SETTINGS /
 2**PAIRS, which is 1.2%.
 
-A setting that is used is compared again: in another pair after every USES starts, and as soon as a start with
-it is slower than expected. It is dropped once it has lost two such pairs in a row.
+A setting in use is compared again, in another pair: after every USES starts, and as soon as a start with it
+is slower than expected. It is dropped once it has lost two such pairs in a row.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _log = logging.getLogger("weft.live")
 
 PAIRS = 8
 LEAST_GAIN = 0.01
-"""Share of a step by which each pair must be won."""
+"""Share of the step time by which each pair must be won."""
 MOST_SETTINGS = 3
 USES = 10
 """Starts with a confirmed setting after which another pair compares it."""
 LATER_SLOWER = 0.05
-"""Share of a step by which a start with a confirmed setting may be slower than in the last pair."""
+"""Share of the step time by which a start with a confirmed setting may be slower than in the last pair."""
 LOST_LATER = 2
-"""Pairs in a row that a confirmed setting may not lose."""
+"""Pairs lost in a row after which a confirmed setting is dropped."""
 GIVEN_VARIABLE = "WEFT_START_SETTINGS"
 """Environment variable: the settings that weft chose for this start, separated by spaces."""
 CTA_VARIABLE = "NCCL_MAX_CTAS"
@@ -43,38 +43,39 @@ RANGES = {
     "NCCL_BUFFSIZE": (1 << 16, 1 << 26),
 }
 MORE_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS=32"
-"""More than the usual 8. Never fewer: a program whose streams wait for each other may hang with one queue."""
+"""More than the default of 8. Fewer are never tried: a program whose streams wait for each other may hang
+with one queue."""
 LARGER_BUFFERS = f"NCCL_BUFFSIZE={8 << 20}"
-"""Twice the default of NCCL."""
+"""Twice NCCL's default."""
 BUFFER_FREE_BYTES = 4 << 30
 """GPU memory that must be free for larger buffers."""
 LEAST_EXPOSED_SHARE = 0.02
-"""Share of a step that must be exposed communication, which limits the gain."""
+"""Least share of a step that must be exposed communication, because that bounds the gain."""
 
 
 @dataclass(frozen=True)
 class StartTrial:
-    """One setting, `NAME=VALUE`, and the pairs of starts that compared it: ms a step without and with it."""
+    """One setting, `NAME=VALUE`, and the pairs of starts that compared it: step ms without and with it."""
 
     setting: str
     pairs: tuple[tuple[float, float], ...] = ()
     with_first: bool | None = None
-    """Which start of the present pair has the setting; None: not drawn yet."""
+    """Whether the first start of the current pair has the setting; None if not drawn yet."""
     half_ms: float | None = None
-    """Of the first start of the present pair, once it has ended."""
+    """Ms per step of the current pair's first start; None until it has ended."""
     running: str = ""
-    """The launcher (`weft.tuning.live.launcher`) of a start that has begun and not ended yet, if there is
-    one: of the current pair, or with a confirmed setting."""
+    """The launcher (`weft.tuning.live.launcher`) of an unfinished start, of the current pair or with a
+    confirmed setting; empty if there is none."""
     over: str = ""
-    """Why it was dropped."""
+    """Why the setting was dropped; empty if it was not."""
     overlapped: bool = False
-    """Another start of the command began meanwhile: they have slowed each other down."""
+    """Whether another start of the command began meanwhile, so that each slowed the other down."""
     uses: int = 0
-    """Starts with it since the last pair."""
+    """Starts with the setting since the last pair."""
     due: bool = False
-    """Whether it is compared again, although it was confirmed."""
+    """Whether a confirmed setting is to be compared again."""
     lost: int = 0
-    """Pairs that it has lost in a row after it was confirmed."""
+    """Pairs lost in a row since the setting was confirmed."""
 
     @property
     def variable(self) -> str:
@@ -86,42 +87,42 @@ class StartTrial:
 
     @property
     def active(self) -> bool:
-        """Whether starts compare it."""
+        """Whether starts currently compare the setting."""
         return not self.over and (self.due or not self.confirmed)
 
     def begun(self, coin: bool, launcher: str) -> StartTrial:
-        """With the order of the current pair drawn; `launcher` runs this start."""
+        """This trial with `launcher` running, and the current pair's order drawn by `coin` if it was not."""
         first = coin if self.with_first is None else self.with_first
         return dataclasses.replace(self, with_first=first, running=launcher)
 
     @property
     def next_has_it(self) -> bool:
-        """Whether the start that begins now, or has begun, runs with the setting."""
+        """Whether the start that is beginning, or has begun, runs with the setting."""
         return not self.active or bool(self.with_first) == (self.half_ms is None)
 
     def dropped(self, why: str) -> StartTrial:
         return StartTrial(self.setting, self.pairs, over=why)
 
     def from_scratch(self) -> StartTrial:
-        """A confirmed setting after a start that did not end well: it must prove itself again."""
+        """A confirmed setting's trial after a start that did not end well: it must be proven again."""
         return StartTrial(self.setting)
 
     def pair_again(self) -> StartTrial:
-        """Without the current half of a pair."""
+        """This trial without the current, incomplete pair."""
         return dataclasses.replace(self, with_first=None, half_ms=None, running="", overlapped=False)
 
     def ended(self, ms: float) -> StartTrial:
-        """With the step time of the start that has begun."""
+        """This trial with the step time, in ms, of the start that has just ended."""
         return self._compared(ms) if self.active else self._used(ms)
 
     def _used(self, ms: float) -> StartTrial:
-        """After a start with a confirmed setting."""
+        """This trial after a start with a confirmed setting."""
         slow = ms > (1 + LATER_SLOWER) * self.pairs[-1][1]
         due = slow or self.uses + 1 >= USES
         return dataclasses.replace(self.pair_again(), uses=0 if due else self.uses + 1, due=due)
 
     def _compared(self, ms: float) -> StartTrial:
-        """After a start of a pair."""
+        """This trial after one start of a pair."""
         if self.half_ms is None:
             return dataclasses.replace(self, half_ms=ms, running="")
         without_ms, with_ms = (ms, self.half_ms) if self.with_first else (self.half_ms, ms)
@@ -138,7 +139,7 @@ class StartTrial:
 
     @property
     def gain_pct(self) -> tuple[float, float, float]:
-        """Median over the pairs and their range: an interval of 99% at PAIRS, whatever the distribution."""
+        """Median gain of the pairs, and their range: a 99% interval at PAIRS, for any distribution."""
         gains = [100 * (1 - with_ms / without_ms) for without_ms, with_ms in self.pairs]
         return (median(gains), min(gains), max(gains)) if gains else (0.0, 0.0, 0.0)
 
@@ -169,7 +170,7 @@ def offered(
 ) -> tuple[str, ...]:
     """Settings that a later start of this job could try, except those that the program or user has set."""
     if not one_node:
-        return ()  # the launcher of each node decides alone, and ranks must be alike
+        return ()  # each node's launcher decides alone, but all ranks need the same settings
     if exposed_ms is not None and step_ms and exposed_ms < LEAST_EXPOSED_SHARE * step_ms:
         return ()
     given = environ.get(GIVEN_VARIABLE, "").split()
@@ -184,13 +185,13 @@ def _free_to_set(setting: str, environ: Mapping[str, str], given: Iterable[str])
 
 
 def configured(environ: Mapping[str, str], system: Path = Path("/etc/nccl.conf")) -> set[str]:
-    """Variables that the user sets in NCCL's configuration files: the environment would outrank them."""
+    """Variables that the user sets in NCCL's configuration files; the environment would override these."""
     own = environ.get("NCCL_CONF_FILE") or f"{environ.get('HOME', '')}/.nccl.conf"
     found = set()
     for path in (Path(own), system):
         try:
             if not path.is_file():
-                continue  # reading a pipe would take its content from the program
+                continue  # reading a pipe would consume what the program needs
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             _log.debug("no configuration of NCCL in %s", path)
@@ -200,7 +201,7 @@ def configured(environ: Mapping[str, str], system: Path = Path("/etc/nccl.conf")
 
 
 def known_setting(setting: object) -> bool:
-    """Whether this is one of weft's settings: it is read from a file and set in a program's environment."""
+    """Whether this is one of weft's settings. It comes from a file and goes into a program's environment."""
     if not isinstance(setting, str) or not setting.isascii():
         return False
     name, _, value = setting.partition("=")
@@ -211,7 +212,7 @@ def known_setting(setting: object) -> bool:
 
 
 def trial_of(document: Mapping[str, object]) -> StartTrial:
-    """From JSON that may come from anywhere. Raises ValueError, TypeError or KeyError."""
+    """A trial from untrusted JSON. Raises ValueError, TypeError or KeyError."""
     setting, pairs = document["setting"], document["pairs"]
     if not isinstance(setting, str) or not known_setting(setting) or not isinstance(pairs, list):
         raise ValueError("not a trial")

@@ -1,9 +1,9 @@
-"""Starts: settings of a job that cannot change while it runs, tried over several starts of one command.
+"""Starts: settings that cannot change while a job runs, tried over several starts of one command.
 
-Where communicators cannot have siblings, NCCL_MAX_CTAS can still be set before a job begins: each start under
+If communicators cannot have siblings, NCCL_MAX_CTAS can still be set before a job begins: each start under
 `weft run --tune` measures its step with one number of CTAs; the best, if it is well ahead, is then compared
-with the program's own. Numbers of queues and sizes of NCCL's buffers are compared directly. Only what wins
-every pair of starts (`weft.tuning.live.start_trial`) is used by later ones.
+with the program's own. The number of queues and the size of NCCL's buffers are compared directly. Later
+starts use only what has won every pair of starts (`weft.tuning.live.start_trial`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from weft.tuning.live.launcher import still_runs, this_launcher
 from weft.tuning.live.start_trial import CTA_VARIABLE, MOST_SETTINGS, StartTrial, known_setting, trial_of
 from weft.tuning.store import Entry, Key, Store
 
-_AHEAD = 0.03  # share of a step by which a number must lead to be compared
-OWN = 0  # stands for the number that the program starts with
-NEVER_MS = 1e9  # of a start that has not ended yet: if it never does, it is not tried again
+_AHEAD = 0.03  # share of the step time by which a CTA count must lead to be compared
+OWN = 0  # stands for the program's own number of CTAs
+NEVER_MS = 1e9  # step time of a start that has not ended: if it never does, its CTAs are not tried again
 _STORE_TIMEOUT_S = 2.0
 _LONGEST_NAME = 1024  # characters of a program's path in its key; the rest of the command is a hash
 NEVER_ENDED = "a start with it did not end well"
@@ -33,7 +33,7 @@ OVERLAPPED = "another start of this command is running: this one is not compared
 
 @dataclass(frozen=True)
 class Starts:
-    """Results of earlier starts of a command: milliseconds of a step by CTAs, and trials of settings."""
+    """Results of earlier starts of a command: ms per step by number of CTAs, and trials of settings."""
 
     ms: Mapping[int, float]
     choices: tuple[int, ...] = ()
@@ -45,14 +45,15 @@ class Starts:
 
     @property
     def leader(self) -> int:
-        """The number that is well ahead of the program's own after one run each, or the program's own."""
+        """The CTA count that is well ahead of the program's own after one run each; OWN if there is none."""
         first = min(self.ms, key=lambda count: self.ms[count], default=OWN)
         return first if self.ms.get(first, 0) < (1 - _AHEAD) * self.ms.get(OWN, 0) else OWN
 
     def current(self, fixed: Collection[str] = ()) -> StartTrial | None:
-        """What starts compare now, except what the user has set.
+        """The trial that starts compare now, except settings in `fixed`, which the user has set.
 
-        Numbers of CTAs come first, then half a pair: nothing else may change before its second start.
+        None if there is none, or while CTA counts are untried. A pair that has begun comes first: nothing
+        else may change before its second start.
         """
         free = [trial for trial in self.trials if trial.active and trial.variable not in fixed]
         begun = [trial for trial in free if trial.half_ms is not None]
@@ -63,7 +64,7 @@ class Starts:
         return tuple(trial.setting for trial in self.trials if trial.confirmed)
 
     def next(self, fixed: Collection[str] = ()) -> tuple[str, ...]:
-        """The settings of the next start, except those whose variable the user has set."""
+        """The settings of the next start, except those whose variable is in `fixed`."""
         if self.ms and self.untried:
             found: tuple[str, ...] = (f"{CTA_VARIABLE}={self.untried[0]}",)
         else:
@@ -84,7 +85,7 @@ class Starts:
         return "no number of CTAs was clearly faster in earlier starts" if self.choices else ""
 
     def with_trials(self, offered: Sequence[str]) -> Starts:
-        """With trials of the settings that the job offers, and of the leading number of CTAs."""
+        """These starts with new trials of the settings that the job offers, and of the leading CTA count."""
         wanted = [
             *([f"{CTA_VARIABLE}={self.leader}"] if self.leader != OWN and not self.untried else []),
             *offered,
@@ -101,14 +102,14 @@ class Starts:
 
 
 def gpu_and_driver() -> tuple[str, str] | None:
-    """Of this machine; None where there is no NVIDIA GPU."""
+    """This machine's GPU name and driver version; None without an NVIDIA GPU."""
     with nvml.session() as library:
         name = nvml.first_name(library)
         return (name, nvml.driver_release(library) or "unknown") if name else None
 
 
 class Memory:
-    """The starts of one command on this machine. A store that cannot be used costs a line, never the job."""
+    """The starts of one command on this machine. A store error only sets `problem`; the job goes on."""
 
     def __init__(
         self,
@@ -119,8 +120,8 @@ class Memory:
         coin: Callable[[], bool] = lambda: random.random() < 0.5,
         runs: Callable[[str], bool] = still_runs,
     ) -> None:
-        """`fixed`: variables that the user has set; `coin` draws the order of each pair; `runs` tells whether
-        the launcher of another start has not ended."""
+        """`fixed`: variables that the user has set. `coin`: draws the order of each pair. `runs`: whether the
+        launcher of another start still runs."""
         self.starts, self.problem = Starts({}), ""
         self._fixed, self._coin, self._runs = frozenset(fixed), coin, runs
         self._alone = True
@@ -138,7 +139,7 @@ class Memory:
             self.problem = f"earlier starts are not used: {error}"
 
     def begin(self) -> dict[str, str]:
-        """The variables for this start. Its trials are marked as running first, in case it never ends."""
+        """The variables for this start. First marks its trials as running, in case the start never ends."""
         starts = self._settled(self.starts)
         self._alone = not any(trial.running for trial in starts.trials)
         if not self._alone:
@@ -159,7 +160,7 @@ class Memory:
         return dict(setting.split("=") for setting in given)
 
     def _second(self, starts: Starts) -> dict[str, str]:
-        """A start while another one runs: each slows the other down, so neither is compared."""
+        """The variables for a start while another one runs: each slows the other, so neither is compared."""
         known = [one for one in starts.trials if one.confirmed and one.variable not in self._fixed]
         for trial in starts.trials:
             if trial.running:
@@ -168,13 +169,13 @@ class Memory:
         return dict(trial.setting.split("=") for trial in known if not trial.active)
 
     def learn(self, result: Mapping[str, Any], *, ended_well: bool = True) -> str:
-        """Store the result of this start; a line about the next one, or nothing."""
+        """Store the result of this start; returns a line about the next one, or an empty string."""
         if self._store is None:
             return ""
         if not self._alone:
             return OVERLAPPED
         facts, ms = result.get("facts") or {}, result.get("default_ms")
-        # Of a start that failed it does not matter how fast it was.
+        # How fast a failed start was does not matter.
         starts = self._with_overlaps()
         if ms and ended_well:
             after = self._measured(starts, float(ms))
@@ -194,7 +195,7 @@ class Memory:
         return after.text if self._keep(after) else self.problem
 
     def _settled(self, starts: Starts) -> Starts:
-        """Without trials of which a start never ended, or half a pair that cannot be completed now."""
+        """Settle trials whose start never ended, and drop begun pairs that cannot be completed now."""
         for trial in starts.trials:
             if trial.running and not self._runs(trial.running):
                 starts = starts.replaced(_failed(trial))
@@ -211,14 +212,14 @@ class Memory:
         return starts
 
     def _unmeasured(self, starts: Starts, ended_well: bool) -> Starts:
-        """A start without a step time: it is repeated, unless a setting may be why it failed."""
+        """After a start without a step time: repeat it, unless a setting may have made it fail."""
         for trial in starts.trials:
             if trial.running:
                 starts = starts.replaced(trial.pair_again() if ended_well else _failed(trial))
         return starts
 
     def _with_overlaps(self) -> Starts:
-        """The trials of this start, marked where another start has begun meanwhile."""
+        """These starts, with the trials marked during which another start has begun."""
         try:
             stored = read_starts(self._store.get(self._key) if self._store is not None else None)
         except WeftError as error:
@@ -240,22 +241,22 @@ class Memory:
 
 
 def _failed(trial: StartTrial) -> StartTrial:
-    """After a start that did not end well. If the setting is not to blame, only the pair starts over: the
-    start did not have it, or another one took its share of the GPU."""
+    """The trial after a start that did not end well. If the setting is not to blame (the start ran without
+    it, or another start took part of the GPU), only the pair starts over."""
     if trial.overlapped or not trial.next_has_it:
         return trial.pair_again()
     return trial.from_scratch() if trial.confirmed else trial.dropped(NEVER_ENDED)
 
 
 def key(command: Sequence[str], gpu: str, driver: str) -> Key:
-    """Of a command on a GPU. NCCL and torch are the program's, and not known before it starts."""
+    """The store key of a command on a GPU. The program's NCCL and torch are unknown before it starts."""
     mark = hashlib.sha256("\0".join(command).encode(errors="surrogateescape")).hexdigest()[:16]
     name = "".join(letter if letter.isprintable() else "?" for letter in command[0][-_LONGEST_NAME:])
     return Key(gpu, driver, "of the program", "of the program", f"starts of {name}, {mark}")
 
 
 def read_starts(entry: Entry | None) -> Starts:
-    """From the store; stale entries or those in another format are tried again."""
+    """The starts in a store entry; empty (so all is tried again) if it is missing, stale or malformed."""
     if entry is None or entry.stale:
         return Starts({})
     try:
@@ -272,7 +273,7 @@ def read_starts(entry: Entry | None) -> Starts:
 
 
 def write_starts(store: Store, where: Key, starts: Starts) -> None:
-    """Store them."""
+    """Store the starts of a command."""
     document = {
         "starts": {str(count): ms for count, ms in starts.ms.items()},
         "choices": list(starts.choices),

@@ -1,6 +1,6 @@
-"""Step times of a torch program, published for `weft top` and `--metrics`. Torch's autoload starts it.
+"""Publishes a torch program's step times for `weft top` and `--metrics`. Torch's autoload starts it.
 
-A step ends with an optimizer's step, as live tuning finds it (`weft.tuning.live.steps`). An error in here
+Steps end with optimizer steps, found as in live tuning (`weft.tuning.live.steps`). An error in this module
 ends the publishing, never the program.
 """
 
@@ -26,7 +26,7 @@ def _writer(process: int, rank: int, world: int) -> StepWriter:
 
 
 def published_steps(rank: int | None = None) -> StepWriter:
-    """The one writer of this process (not of a fork of it)."""
+    """This process's only step writer; a fork gets its own."""
     dist: Any = sys.modules.get("torch.distributed")
     joined = dist is not None and dist.is_available() and dist.is_initialized()
     found = dist.get_rank() if joined else int(os.environ.get("RANK", "0") or 0)
@@ -52,5 +52,5 @@ class _StepHook:
 
 
 def start() -> None:
-    """Called while torch is imported, in every process of a job that publishes its steps."""
+    """Entry point: runs during torch's import, in every process of a job that publishes its steps."""
     OptimizerHook(_StepHook().stepped)

@@ -1,4 +1,4 @@
-"""StepInputs: the inputs of a job's steps, by what its ranks copied from their hosts."""
+"""StepInputs: the input sizes of a job's steps, from the bytes that its ranks copied from their hosts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 from weft.measure.copied_by_policy import CopiedByPolicy
 from weft.measure.input_sizes import InputSizes, SizedStep
 
-_LEAST_MS, _MOST_MS = 1e-6, 1e9  # of a step: shorter and longer ones were not timed right
-_MOST_BYTES = 2.0**60  # that a step copies, and 0 at least: a process may count anew
+_LEAST_MS, _MOST_MS = 1e-6, 1e9  # shorter and longer steps were not timed correctly
+_MOST_BYTES = 2.0**60  # a step cannot copy more; less than 0 means that a process restarted its count
 
 
 class Inputs(NamedTuple):
-    """Of one step: the largest of all ranks', for which the others wait, and the leader's own.
+    """The inputs of one step: the largest of all ranks, for which the others wait, and the leader's own.
 
-    A watch hears only from the leader: there, the largest is not known.
+    `largest` is None in a watch, where only the leader reports.
     """
 
     largest: SizedStep | None
@@ -23,38 +23,38 @@ class Inputs(NamedTuple):
 
 
 class StepInputs:
-    """Step times by the sizes of their inputs, where they vary and explain the times."""
+    """Relates step times to input sizes, if the sizes vary and explain the times."""
 
     def __init__(self) -> None:
         self._largest, self._own = InputSizes(), InputSizes()
         self._before: tuple[float, ...] = ()
         self._by_policy = CopiedByPolicy()
-        """The sizes on the leader."""
+        """The leader's sizes."""
         self._both_ms = [0.0, 0.0]
-        """Sums over the steps whose inputs are known on all ranks: their times by the leader's input, and by
-        the largest. The ratio makes the times of a watch comparable with those of a search."""
+        """Sums over the steps whose inputs are known on all ranks: their times converted by the leader's
+        input, and by the largest. The ratio makes the times of a watch comparable with those of a search."""
         self._depend = False
-        """A policy has changed what is copied, or a step's time has: then it tells nothing of the input."""
+        """Whether the bytes copied depend on the policy or on the step's time, not only on the input."""
 
     def settle(self) -> None:
-        """The usual inputs are those so far."""
+        """Take the inputs so far as the usual ones."""
         self._largest.settle()
         self._own.settle()
 
     @property
     def matter(self) -> bool:
-        """Whether they explain some of the step times."""
+        """Whether input sizes explain some of the step times."""
         return not self._depend and (self._largest.matter or self._own.matter)
 
     @property
     def explain_nothing(self) -> bool:
-        """Whether they have explained no step times for long: no earlier step is converted then."""
+        """Whether input sizes have explained no step times for long; earlier steps are not converted then."""
         return self._own.explains_nothing and self._largest.explains_nothing
 
     def of(self, ms: float, copied: Sequence[float], *, light: bool, together: bool) -> Inputs | None:
-        """The inputs of the next step, or of several timed `together`; None: not known.
+        """The inputs of the next step, or of several timed `together`; None if unknown.
 
-        `copied`: bytes by rank, the leader first; of a `light` trial only the leader's.
+        `copied`: bytes by rank, the leader first; for a `light` trial only the leader's.
         """
         before, self._before = self._before, tuple(copied)
         timed = _LEAST_MS < ms < _MOST_MS
@@ -66,14 +66,14 @@ class StepInputs:
         return Inputs(largest, SizedStep(ms, copied[0], before[0]))
 
     def usual_ms(self, step: Inputs) -> float:
-        """The time of a step as if it had had the usual input."""
+        """The time, in ms, that a step would have taken with the usual input."""
         if self._depend:
             return step.own.ms
         if step.largest is not None:
             return self._largest.usual_ms(step.largest)
         by_own, by_largest = self._both_ms
         comparable = by_own > 0 and self._largest.matter
-        # Not in a search: there, a policy that makes the program copy more must not look faster.
+        # `beyond` not in a search: a policy that makes the program copy more must not look faster there.
         usual_ms = self._own.usual_ms(step.own, beyond=True)
         return usual_ms * (by_largest / by_own if comparable else 1.0)
 
@@ -83,7 +83,7 @@ class StepInputs:
             return
         mattered = self._own.matter
         if self._own.outdated(step.own) and mattered:
-            self._by_policy = CopiedByPolicy()  # the job has other inputs
+            self._by_policy = CopiedByPolicy()  # the job's inputs have changed
         self._own.note(step.own, policy)
         if step.largest is not None:
             if self._largest.outdated(step.largest):

@@ -1,4 +1,4 @@
-"""Step: where one step of a program ends and the next begins, from what it repeats."""
+"""Steps: finds where a program's steps end, from the events that it repeats."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 
 REPEATS = 3
-REPEATS_OF_ONE = 4  # one optimizer alone; a few steps of it may also be the start of a longer pattern
+REPEATS_OF_ONE = 4  # for one optimizer alone: a few of its steps may also be the start of a longer pattern
 LONGEST = 512  # events within which a period must be found
-RUN = 128  # times in a row that an event comes until it ends a step by itself, whatever came before
+RUN = 128  # an event that comes this many times in a row ends a step by itself, whatever came before
 
 
 def period(stream: Sequence[Hashable], repeats: int = REPEATS) -> int | None:
-    """The shortest period of the latter half of a stream, seen `repeats` times; None: there is none."""
+    """The shortest period, seen `repeats` times, of at least the latter half of a stream; None if none."""
     backwards = list(reversed(stream))
     borders = [0] * len(backwards)  # the longest border of each prefix (Knuth, Morris and Pratt)
     for i in range(1, len(backwards)):
@@ -30,43 +30,43 @@ def period(stream: Sequence[Hashable], repeats: int = REPEATS) -> int | None:
 
 
 class Steps:
-    """Tells from a stream of events (optimizers that stepped) which of them end a step.
+    """Finds which events (optimizers that stepped) end a step.
 
-    Several optimizers, or several steps of one of them before another, make a longer period. A step ends with
-    an event that a period has only once, so that one left out, as by a gradient scaler, does no harm. An
-    event never seen before makes it learn again: from the events that follow, if it begins another training
-    loop, or from all of them, if an earlier event comes again, as with an optimizer that steps rarely. Where
-    optimizers alternate in long runs, each is a step by itself once its run is long.
+    Several optimizers, or several steps of one before another, make a longer period. A step ends with an
+    event that occurs only once per period, so an event left out, for example by a gradient scaler, does no
+    harm. A new event triggers relearning: from the events that follow if a new training loop has begun, or
+    from all events if an earlier event comes again, as with an optimizer that steps rarely. If optimizers
+    alternate in long runs, each event is a step by itself once its run is long enough.
     """
 
     def __init__(self) -> None:
         self._seen: deque[Hashable] = deque(maxlen=LONGEST)
         self._loop: deque[Hashable] = deque(maxlen=LONGEST)
-        """The events of this training loop, if there was one before."""
+        """Events of this training loop; used if there was one before it."""
         self._known: set[Hashable] = set()
         self._earlier: frozenset[Hashable] = frozenset()
         """Events of the training loops before this one."""
         self._last: Hashable | None = None
         self._run = 0
-        """How many times in a row the latest event came."""
+        """How many times in a row the latest event has come."""
         self.length: int | None = None
 
     @property
     def seen(self) -> bool:
-        """Whether there was any event."""
+        """Whether any event has come."""
         return bool(self._known)
 
     def repeat(self, event: Hashable, times: int) -> None:
-        """Note an event that came so many times in a row, each of which ended a step."""
+        """Add an event that came `times` times in a row and ended a step each time."""
         self._count(event, times)
         self._seen.extend([event] * min(times, LONGEST))
 
     def ends_with(self, event: Hashable) -> bool:
-        """Note an event; whether a step has ended with it. Never before a period was found."""
+        """Add an event; returns whether it ends a step. False until a period is found."""
         self._count(event, 1)
         self._seen.append(event)
         if event in self._earlier:
-            self._earlier = frozenset()  # no other training loop has begun
+            self._earlier = frozenset()  # an earlier event came again: no new training loop has begun
         elif self.length is not None and event in self._known:
             if event == self._last or self._run != RUN:
                 return event == self._last

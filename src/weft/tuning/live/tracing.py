@@ -1,7 +1,7 @@
-"""Tracing: which steps of a torch program `weft run --trace` records. Torch's autoload starts it.
+"""Tracing: finds the steps of a torch program that `weft run --trace` records. Torch's autoload starts it.
 
-A step ends with an optimizer's step, or, where none is taken, where the stream of collectives begins again
-(`weft.tuning.live.steps`). Where neither shows itself, the shim traces by time. An error in here ends the
+A step ends with an optimizer step or, if no optimizer steps, where the sequence of collectives repeats
+(`weft.tuning.live.steps`). If neither is found, the shim traces by time. An error in this module ends the
 search for steps, never the program.
 """
 
@@ -18,21 +18,21 @@ from weft.tuning.live.steps import Steps, period
 
 _log = logging.getLogger("weft.tracer")
 
-CALLS_BETWEEN_CHECKS = 64  # collectives, where no optimizer steps
+CALLS_BETWEEN_CHECKS = 64  # collectives between two checks for a period, if no optimizer steps
 TRACED_PERIODS = 6
 MOST_LOOKS = 100
 
 
 class StepTracer:
-    """Records `length` steps after `after` others. Called at the end of every step."""
+    """Records `length` steps after the first `after` steps. Called at the end of every step."""
 
     def __init__(self, after: int, length: int) -> None:
         self._after, self._length = after, length
         self._steps = Steps()
         self._thread = OwnThread()
-        self._ended = 0  # steps so far; those before the period was found included
+        self._ended = 0  # steps so far, including those before the period was found
         self._events = 0
-        self._recorded: int | None = None  # None: not begun
+        self._recorded: int | None = None  # None before recording begins
         self.over = False
 
     @property
@@ -41,7 +41,7 @@ class StepTracer:
         return self._steps.seen
 
     def event(self, which: Any) -> None:
-        """An optimizer stepped: does a step end with it?"""
+        """Handle an optimizer step, which may end a step of the program."""
         if self.over or not self._thread.here():
             return
         self._events += 1
@@ -50,7 +50,7 @@ class StepTracer:
             self.step_ended()
 
     def calls_repeated(self, steps: int) -> None:
-        """This many periods of collectives have passed."""
+        """Handle the end of a period of collectives, the `steps`-th so far."""
         if not self.over and self._thread.here() and not self.by_optimizer:
             self._ended = max(self._ended + 1, steps)
             self.step_ended()
@@ -68,7 +68,7 @@ class StepTracer:
             return
         if not tracer.steps_known():  # the shim already traces by time
             self.over = True
-        elif tracer.start():  # else it is in use, for example by the tuner: try at a later step
+        elif tracer.start():  # else the tracer is in use, for example by the tuner: retry at a later step
             self._recorded = 0
 
     def _record(self) -> None:
@@ -77,12 +77,12 @@ class StepTracer:
         if self._recorded >= self._length:
             self.over = True
             tracer.pause()
-            # The GPU is still busy with these steps: wait for it off the program's thread.
+            # The GPU is still running these steps: wait for it on another thread than the program's.
             threading.Thread(target=tracer.finish, name="weft-trace", daemon=True).start()
 
 
 def start() -> None:
-    """Called while torch is imported, in every process of a job under `weft run --trace`."""
+    """Entry point: runs during torch's import, in every process of a job under `weft run --trace`."""
     after_s, length_s, _ = os.environ["WEFT_TRACE"].split()
     traced = StepTracer(int(float(after_s)), int(float(length_s)))
     tracer.steps_come()
@@ -107,7 +107,7 @@ def _watch_optimizers(traced: StepTracer) -> None:
 
 
 def _watch_collectives(traced: StepTracer) -> None:
-    """For inference programs. There are no communicators before there is a process group."""
+    """Watch collectives, for inference programs, once a process group and so communicators exist."""
     import torch.distributed as dist
 
     if not dist.is_available():
@@ -132,7 +132,7 @@ def _watch_collectives(traced: StepTracer) -> None:
 
 
 class _Listener:
-    """While no optimizer steps: does the stream of collectives repeat?"""
+    """Finds the period of the collectives, as long as no optimizer steps."""
 
     def __init__(self, traced: StepTracer) -> None:
         self._traced, self._looks = traced, 0

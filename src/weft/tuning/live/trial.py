@@ -14,9 +14,9 @@ from weft.tuning.live.step_inputs import Inputs, StepInputs
 
 POLICY_STALLED = "stalled"
 PROGRAM_PAUSED = "paused"
-"""Problem of a trial that took too long although its policy was reverted: the program itself paused."""
-LONG_PAUSE = 3.0  # times a usual step: one under the default that takes longer waits for the program itself
-MOST_STEPS = 6000  # that a record holds; of older steps every other one is dropped
+"""Problem of a trial that took too long even after its policy was reverted: the program itself paused."""
+LONG_PAUSE = 3.0  # times a usual step: a longer one under the default waited for the program itself
+MOST_STEPS = 6000  # trials that a record holds; beyond this, every other ordinary one of the watch is dropped
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class Trial:
     learn: bool = False
     """Profile these steps and send Facts."""
     then: tuple[Policy, ...] = ()
-    """Policies of the single-step trials that follow in any case, whatever is sent in the meantime.
+    """Policies of the trials sure to follow, whatever samples are sent in the meantime.
 
     They let a job run several trials without a rendezvous of its ranks. A driver that runs one trial at a
     time may ignore them.
     """
     light: bool = False
-    """The watch: a timestamp per step is enough, no rank waits for another one's report."""
+    """Whether this is a trial of the watch: a timestamp is enough, and no rank waits for others' reports."""
     settle: bool = False
-    """No other policy is needed until further notice: release what was created for others."""
+    """Whether to release what other policies need, because none of them is needed until further notice."""
     say: str = ""
     """A line for the user, at this step."""
 
@@ -46,19 +46,19 @@ class Sample:
     """The result of a trial."""
 
     ms: float
-    """Wall time of one step (the mean of a trial's steps), on the slowest rank."""
+    """Wall time of one step (the mean of a trial's steps) on the slowest rank."""
     problem: str = ""
-    """Why the trial does not count: it stalled, or the policy could not be applied."""
+    """Why the trial does not count (it stalled, or the policy could not be applied); empty if it counts."""
     facts: Facts | None = None
     """The profile, if requested."""
     paused_ms: float = 0.0
-    """Time before the trial outside any step: ranks met; communicators were created or released."""
+    """Time outside steps before the trial: ranks met, or communicators were created or released."""
     copied: tuple[float, ...] = ()
-    """Bytes that each rank copied from its host, per step, the leader first; a watch knows the leader's."""
+    """Bytes per step that each rank copied from its host, the leader first; in a watch only the leader's."""
 
 
 class RecordedStep(NamedTuple):
-    """A trial of one step or several, as a Record keeps it."""
+    """A trial of one or more steps, as a Record keeps it."""
 
     number: int
     ms: float
@@ -68,7 +68,7 @@ class RecordedStep(NamedTuple):
     """A key of PURPOSES."""
     inputs: Inputs | None
     met: bool
-    """Ranks met before it."""
+    """Whether the ranks met before it."""
 
 
 @dataclass(frozen=True)
@@ -81,19 +81,19 @@ class Note:
 
 @dataclass
 class Record:
-    """Every step of the job that live tuning has observed, for the page and for cycles."""
+    """Every step of the job that live tuning has timed, for the HTML page and for estimates."""
 
     number: int = 0
-    """Steps so far."""
+    """Number of steps so far."""
     policies: list[Policy] = field(default_factory=list)
     steps: list[RecordedStep] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     paused_ms: float = 0.0
-    """Time so far that belongs to no step."""
+    """Total time so far outside steps."""
     inputs: StepInputs = field(default_factory=StepInputs)
 
     def add(self, trial: Trial, sample: Sample, purpose: str) -> float:
-        """Note the result of one trial; returns what a step of it would have taken with the usual input."""
+        """Add one trial's result; returns the ms that a step of it would have taken with the usual input."""
         self.paused_ms += sample.paused_ms
         if trial.policy not in self.policies:
             self.policies.append(trial.policy)
@@ -111,18 +111,17 @@ class Record:
         return usual_ms
 
     def usual_ms(self, step: RecordedStep) -> float:
-        """What a step would have taken with the usual input, as far as that is known now."""
+        """Ms that a step would have taken with the usual input, as far as that is known now."""
         return step.ms if step.inputs is None else self.inputs.usual_ms(step.inputs)
 
     def usual_times(self, first: int) -> list[float]:
-        """The times of all steps since that one, with the usual input."""
+        """The times of all trials since step `first`, converted to the usual input."""
         return [self.usual_ms(step) for step in self.steps if step.number >= first]
 
     def extra_ms(self, first: int, default: Policy, usual_ms: float) -> float:
-        """How much longer the steps since that one took than under the default without tuning.
+        """How many ms longer the steps since step `first` took than under the default without tuning.
 
-        Such steps are those under the default that no rank waited for others before. `usual_ms`: of one, if
-        there is none.
+        They are compared with default steps that no meeting preceded, or with `usual_ms` if there are none.
         """
         own = self.policies.index(default) if default in self.policies else -1
         undisturbed, others = list[float](), list[float]()
@@ -134,7 +133,7 @@ class Record:
             (undisturbed if as_without else others).extend([self.usual_ms(step)] * (end - step.number))
         undisturbed = undisturbed or [usual_ms]
         longest_ms = LONG_PAUSE * median(undisturbed)
-        if max(undisturbed) <= longest_ms:  # the program never pauses: a policy has made it
+        if max(undisturbed) <= longest_ms:  # the program never pauses, so long steps are due to policies
             longest_ms = math.inf
         usual_ms = fmean(ms for ms in undisturbed if ms <= longest_ms)
         return sum(ms - usual_ms for ms in others if ms <= longest_ms)
@@ -143,13 +142,13 @@ class Record:
         self.notes.append(Note(self.number, text))
 
     def _thin(self) -> None:
-        """Drop every other ordinary step of the watch."""
+        """Drop every other ordinary step of the watch, or of all steps if there are none."""
         plain = [index for index, step in enumerate(self.steps) if step.purpose == "watch"]
         dropped = set(plain[::2] or range(0, len(self.steps), 2))
         self.steps = [step for index, step in enumerate(self.steps) if index not in dropped]
 
     def to_dict(self, labels: Sequence[str]) -> dict[str, Any]:
-        """As JSON; `labels` name the policies in order."""
+        """The JSON document; `labels` are the policies' names, in order."""
         return {
             "steps": self.number,
             "policies": list(labels),
@@ -172,7 +171,7 @@ PURPOSES = {
 
 
 def ask(trial: Trial, record: Record, purpose: str) -> Generator[Trial, Sample, Sample]:
-    """Yield one trial and note its sample; its time as if its steps had had the job's usual inputs."""
+    """Yield one trial and record its sample; returns it with its time converted to the usual input."""
     if trial.say:
         record.note(trial.say)
     sample = yield trial
@@ -183,11 +182,11 @@ def ask(trial: Trial, record: Record, purpose: str) -> Generator[Trial, Sample, 
 def ask_all(
     policies: Sequence[Policy], record: Record, purpose: str
 ) -> Generator[Trial, Sample, list[Sample]]:
-    """Single-step trials in a given order, decided in advance; once more if the program paused meanwhile."""
+    """Run single-step trials in a given order, decided in advance; run them again if the program paused."""
     samples = yield from _ask_in_order(policies, record, purpose)
-    if any(sample.problem == PROGRAM_PAUSED for sample in samples):  # such as for an evaluation
+    if any(sample.problem == PROGRAM_PAUSED for sample in samples):  # for example to evaluate
         again = yield from _ask_in_order(policies, record, purpose)
-        # Twice in a row is taken for the policies' fault.
+        # A second pause in a row counts as the policies' fault.
         samples = [
             replace(one, problem=POLICY_STALLED) if one.problem == PROGRAM_PAUSED else one for one in again
         ]

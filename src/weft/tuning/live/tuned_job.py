@@ -1,4 +1,4 @@
-"""TunedJob: the verdict of live tuning on a job with all that was measured, and its document."""
+"""TunedJob: live tuning's verdict on a job with all measurements, and its document."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from weft.tuning.verdict import Verdict
 
 _UNFINISHED = "; the job ended before this was measured any further"
 RECORD_FILE = "steps.json"
-"""All steps of a job (`weft.tuning.live.trial.Record`), in its folder."""
+"""File in the job's folder that holds all steps (`weft.tuning.live.trial.Record`)."""
 
 
 @dataclass
 class Tried:
-    """A policy and the steps that were run under it."""
+    """A policy and the times of the steps run under it."""
 
     policy: Policy
     ms: list[float] = field(default_factory=list)
     proof_ms: list[float] = field(default_factory=list)
-    """Its steps in the proof, which then replace the others."""
+    """Times of its steps or blocks in the proof, which replace `ms` if there are any."""
     note: str = ""
-    """Why it dropped out of the race."""
+    """Why it was dropped from the race; empty if it was not."""
     problem: str = ""
-    """Why it may not be used at all: it stalled, was clearly slower, or could not be applied."""
+    """Why it may not be used at all: it stalled, was clearly slower, or could not be applied; else empty."""
 
     @property
     def typical_ms(self) -> float | None:
-        """Median of a step; None: it was never measured."""
+        """Median ms of a step; None if it was never measured."""
         times = [ms for ms in self.proof_ms or self.ms if math.isfinite(ms)]
         return median(times) if times else None
 
@@ -53,40 +53,40 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class TunedJob:
-    """What live tuning concludes about a job; `verdict` is the conclusion as every tuner states it."""
+    """What live tuning concludes about a job; `verdict` is the conclusion in the form all tuners share."""
 
     policy: Policy
-    """The policy that the job continues with; the one it was started with if it is left alone."""
+    """The policy that the job continues with; the default if it is left alone."""
     kept: bool
-    """Whether that is a change."""
+    """Whether a changed policy is kept."""
     default: Policy = field(default_factory=Policy)
     """The policy that the job was started with."""
     gain_pct: float = 0.0
-    """Percent less time per step than without the change; 0 where the job is left alone."""
+    """Percentage of a step's time saved by the change; 0 if the job is left alone."""
     ci_pct: tuple[float, float] = (0.0, 0.0)
     """95% confidence interval of the measured gain."""
     reason: str = ""
-    """Why the job is left alone."""
+    """Why the job is left alone; empty if it is not."""
     source: str = ""
-    """Where the policy came from, if not from this job's own search."""
+    """Where the policy came from; empty if from this job's own search."""
     steps: int = 0
-    """Steps of the job that tuning used, without warm-up."""
+    """Steps of the job that tuning used, excluding warm-up."""
     warm_up_steps: int = 0
     cost_ms: float = 0.0
-    """Extra time of these steps and between them, over the default (below 0: time saved)."""
+    """Extra time in and between these steps, compared with the default; negative if time was saved."""
     noise_pct: float = 0.0
-    """Scatter of one step, percent of its time."""
+    """Scatter of one step, in percent of its time."""
     default_ms: float | None = None
     best_ms: float | None = None
     tried: Sequence[Tried] = ()
     facts: Facts = field(default_factory=Facts)
     levers: Sequence[tuple[str, float | None]] = ()
-    """The levers tried, in order, each with the bound of its gain in ms per step."""
+    """The levers tried, in order, each with the bound of its gain in ms per step (None if unknown)."""
     proof: Proof | None = None
     """The last proof; if it is still open and promising, the watch continues it."""
 
     def after(self, proof: Proof, source: str = "") -> TunedJob:
-        """This outcome with the result of a proof. Times before and after come from the proof's own steps."""
+        """This outcome with the result of a proof. Both policies' times come from the proof's own steps."""
         claim, policy = proof.claim(), proof.policy
         gain, low, high = claim.less_pct
         about = {one.policy: one for one in self.tried}
@@ -114,15 +114,15 @@ class TunedJob:
 
     @property
     def still_open(self) -> bool:
-        """Whether more steps may well prove the best candidate, one that needs no meeting of all ranks."""
+        """Whether more steps may well prove the best candidate, without meetings of all ranks."""
         proof = self.proof
-        if self.kept or proof is None or proof.in_blocks:  # blocks have answered it
+        if self.kept or proof is None or proof.in_blocks:  # blocks have settled the question
             return False
         return proof.promising and not proof.at_meetings
 
     @property
     def candidates_exist(self) -> bool:
-        """Whether there was anything to try."""
+        """Whether there was any candidate to try."""
         return any(one.policy != self.default for one in self.tried)
 
     @property
@@ -153,10 +153,10 @@ class TunedJob:
 
     @property
     def left_ms(self) -> float | None:
-        """The largest possible further gain of a step, by the tracer's costs; None: not known.
+        """The largest possible further gain per step, by the traced costs; None if unknown.
 
-        It is what communication costs a step, without the SM-time that collectives take anyway, less what the
-        policy has won.
+        It is what communication costs a step, without the SM time that collectives take anyway, minus what
+        the policy has saved.
         """
         costs, span = self.facts.costs, self.facts.span_ms
         if costs is None or span is None:
@@ -165,7 +165,7 @@ class TunedJob:
 
     @property
     def verdict(self) -> Verdict:
-        """The conclusion as every tuner states it."""
+        """The conclusion in the form all tuners share."""
         return Verdict(
             source="live",
             policy=self.policy,
@@ -237,9 +237,9 @@ def _rounded(value: Any) -> Any:
 
 
 def final(status: Any, untimed: int = 0) -> dict[str, Any]:
-    """The document of a job that was watched (`weft.tuning.live.watch_status`), as it stands now.
+    """The document of a watched job, as it stands now. `status`: its `WatchStatus`.
 
-    `untimed`: steps that have ended since, whose times the watch has not been sent.
+    `untimed`: steps that have ended since, whose times the watch has not received.
     """
     outcome: TunedJob = status.outcome
     if status.reverted:
@@ -265,14 +265,14 @@ def final(status: Any, untimed: int = 0) -> dict[str, Any]:
 
 
 def unfinished(outcome: TunedJob) -> dict[str, Any]:
-    """The document of a job that has ended while the gain of a proven policy was being measured."""
+    """The document of a job that ended while a proven policy's gain was still being measured."""
     document = outcome.to_dict()
     document["text"] += _UNFINISHED
     return document
 
 
 def stopped(reason: str, **more: Any) -> dict[str, Any]:
-    """The same document if tuning did not finish: unknown values are None."""
+    """The same document for tuning that did not finish; unknown values are None."""
     return {
         **TunedJob(policy=Policy(), kept=False, reason=reason).to_dict(),
         "state": "stopped",
@@ -283,12 +283,12 @@ def stopped(reason: str, **more: Any) -> dict[str, Any]:
 
 
 def result_file(rank: int) -> str:
-    """Where a rank leaves its result, in the folder of the job."""
+    """Name of the file in the job's folder that holds a rank's result."""
     return f"tuning.{rank}.json"
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """The result of the lowest rank, from the job's folder, or why there is none."""
+    """The lowest rank's result from the job's folder; if there is none, a document that says why."""
     found = sorted(folder.glob("tuning.*.json"), key=lambda path: int(path.name.split(".")[1]))
     if found:
         result: dict[str, Any] = json.loads(found[0].read_text(encoding="utf-8"))
@@ -302,7 +302,7 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """All steps of a job, from its folder; empty where it left none."""
+    """All steps of a job, from its folder; empty if there are none."""
     try:
         found = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -311,7 +311,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def why_nothing_to_try(facts: Facts) -> str:
-    """The reason where no candidate could matter."""
+    """The reason to leave a job alone in which no candidate could matter."""
     if not facts.launches and not facts.cta_choices:
         return facts.why_no_ctas or "nothing can be changed in this job: no GPU kernel was launched"
     if not facts.collectives:
@@ -320,7 +320,7 @@ def why_nothing_to_try(facts: Facts) -> str:
 
 
 def why_none_was_better(facts: Facts, tried: Sequence[Tried], default: Policy, noise_pct: float) -> str:
-    """The reason where candidates were measured and none was ahead."""
+    """The reason to leave a job alone in which no measured candidate was ahead."""
     base = next((median(one.ms) for one in tried if one.policy == default and one.ms), None)
     parts = []
     for one in tried:

@@ -1,7 +1,7 @@
-"""Ranks with uneven inputs: torch's Join keeps the others going when one of them has used up its own.
+"""Ranks with uneven inputs: torch's Join lets the others continue when one rank has used up its inputs.
 
-That rank then takes part in their collectives and has no steps of its own, so it comes to no meeting of live
-tuning, where the others would wait for it while it waits for them.
+That rank then takes part in their collectives but has no steps of its own, so it comes to no meeting of live
+tuning: the others would wait for it there, and it would wait for their collectives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _COUNT = "_get_num_nonjoined_procs"
 
 
 def on_inputs_used_up(early: Callable[[], None]) -> Callable[[], None]:
-    """Call `early` whenever this rank has no inputs left and others have; returns a function that undoes it.
+    """Call `early` whenever this rank has no inputs left but others do; returns a function that undoes this.
 
     Join counts the ranks that still have inputs, in a collective that those ranks enter before their next
     step. So all ranks have ended the same steps by then.

@@ -1,33 +1,34 @@
-"""Watch: does the policy that tuning chose stay faster than the default, for the life of the job?
+"""Watch: checks for the life of the job that the chosen policy stays faster than the default.
 
 `watch` is a generator with the protocol of `weft.tuning.live.search.tune`: it yields a Trial for every step
-(or, where steps are short, for every `each` steps) and is sent a Sample for each. It runs until it is
-closed, or returns if there is nothing to watch. `trial.policy` is the policy to apply; `trial.say` reports
-what was decided. Nothing needs to be synchronized: every Trial names the policies of the next `ahead` steps
-in `then`, and its Sample may come that much later. When it searches again, its trials are those of `tune`.
+(or, if steps are short, for every `each` steps) and is sent a Sample for each. It runs until it is closed, or
+returns if there is nothing to watch. `trial.policy` is the policy to apply; `trial.say` reports what was
+decided. No synchronization is needed: every Trial names the policies of the next `ahead` trials in `then`,
+and its Sample may come that much later. When it searches again, its trials are those of `tune`.
 
     watching = watch(outcome)
     trial = next(watching)
     while the job runs:
         trial = watching.send(Sample(ms))  # of one step under trial.policy
 
-Framework controls change only where all ranks meet, so only the rest of a policy is probed. A policy that has
-some is checked as a whole, at meetings, where the pace changes or the rest was reverted, and rarely without a
-reason. Another search, after a change of pace, starts from the job's own default.
+Framework controls change only at meetings of all ranks, so probes compare only a policy's other controls. A
+policy with framework controls is checked as a whole, at meetings: when the pace changes, when its other
+controls were reverted, and occasionally without a reason. Another search, after a change of pace, starts from
+the job's own default.
 
 While a policy is in force
-- one step in `1/budget`, at a random position, runs under the default. These probes detect a policy that
-  has become slower than the default even if the job's own pace looks unchanged;
+- about one step in `1/budget`, at a random position, runs under the default. These probes detect a policy
+  that has become slower than the default even if the job's own pace looks unchanged;
 - a change of pace (a cumulative sum of clipped deviations) or suspicious probes lead to a check: a few steps
-  in which policy or default is drawn at random. Where the budget has no check left, probes are half as
-  frequent, and 7 of 8 of them that are faster than the steps around them revert the policy;
+  whose policy, the one in force or the default, is drawn at random. If the budget has no check left, probes
+  are half as frequent, and the policy is reverted if 7 of 8 of them are faster than the steps around them;
 - a check that finds the policy slower reverts it: the job stays with the default unless a later search, if
   the budget allows one, finds something better.
 
-Bounds. A policy that is no faster than the default is adopted with a probability of at most LEVEL of
-`weft.tuning.live.proof`, over all searches of a job. A policy in force that becomes slower than the default
-by 5%, at a scatter of 1%, is reverted within 50 steps in at least 997 of 1,000 simulated jobs for each kind
-of drift (benchmarks/live/noise.py), also for one that only probes show.
+Bounds. A policy that is no faster than the default is adopted with a probability of at most 2% over all
+searches of a job (see LEVEL of `weft.tuning.live.proof`). A policy in force that becomes slower than the
+default by 5%, at a scatter of 1%, is reverted within 50 steps in at least 997 of 1,000 simulated jobs for
+each kind of drift (benchmarks/live/noise.py), even for a drift that only probes show.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ from weft.tuning.live.watch_plan import Planned, probed_block
 from weft.tuning.live.watch_proof import ProofTrials
 from weft.tuning.live.watch_status import WatchStatus
 
-SHARE = 0.05  # of the steps, for probes, checks and further searches
-AHEAD = 10  # steps that are decided before their predecessors are known
-BETWEEN_MEETINGS = 512  # trials until framework controls are checked without a reason; then twice as many
+SHARE = 0.05  # share of the steps for probes, checks and further searches
+AHEAD = 10  # trials that are decided in advance, before the results of earlier ones are known
+BETWEEN_MEETINGS = 512  # trials until framework controls are checked without a reason; doubles each time
 Watch = Generator[Trial, Sample, None]
 
 
@@ -79,11 +80,11 @@ def watch(
     record: Record | None = None,
     status: WatchStatus | None = None,
 ) -> Watch:
-    """Watch a job that was tuned; see the module for the protocol.
+    """Watch a job that was tuned; see the module docstring for the protocol.
 
     `outcome`: what `tune` returned. `budget`: share of the steps that probes, checks and further searches may
-    use. `ahead`: trials that are decided in advance. `each`: steps of a trial. Both change where the time of
-    a step changes much, once all that was decided has run. `record`, `status`: take what happens.
+    use. `ahead`: trials decided in advance. `each`: steps per trial. Both change when the step time changes a
+    lot, once all decided trials have run. `record`, `status`: receive all that happens.
     """
     state = status or WatchStatus(outcome, outcome.policy)
     order = random.Random(f"{seed} {outcome.policy.label} {outcome.default_ms} {outcome.best_ms}")
@@ -111,14 +112,14 @@ class _Watch(ProofTrials):
     meeting_due = meeting_interval = BETWEEN_MEETINGS
 
     def searched(self, outcome: TunedJob) -> None:
-        """Take over what another search has found."""
+        """Adopt the outcome of another search."""
         self.budget.searched(outcome)
         self.status.found(outcome)
         self.default, self.checked = _reachable(outcome), None
         self.start_over(outcome.default_ms)
 
     def until_it_may_search(self) -> Generator[Trial, Sample, str]:
-        """Watch until a search is due; returns why. Empty: there is nothing to watch."""
+        """Watch until a search is due; returns why, or an empty string if there is nothing to watch."""
         refitted = False
         while self.status.in_force != self.default:
             refitted = yield from self._in_force(refitted)
@@ -127,14 +128,14 @@ class _Watch(ProofTrials):
     # --- a policy is in force -------------------------------------------------------------------------------
 
     def _in_force(self, refitted: bool) -> Generator[Trial, Sample, bool]:
-        """Until the policy is reverted or was checked as a whole, or trials get other lengths (true): then it
-        begins with a check."""
+        """Watch the policy in force until it is reverted or checked as a whole (returns False), or until
+        trial lengths change (True). `refitted`: whether they have just changed; then begin with a check."""
         policy = self.status.in_force
         plan: deque[Planned] = deque()
         pace, coins, drawn = self._first_pace(), doubt(), list[Step]()
         probes = Probes()
-        left = 0  # steps of a check that are still to come
-        framework = policy.models != self.own.models  # not compared at each step
+        left = 0  # steps of a check still to come
+        framework = policy.models != self.own.models  # has controls that single probes cannot compare
         if refitted and self._meeting_wanted(True):
             yield from self._check_at_meetings(plan)
             return False
@@ -174,13 +175,13 @@ class _Watch(ProofTrials):
                     probes = Probes()
             elif left == 0:
                 changed = step.arm == 1 and pace.changed(seen.log_ms)
-                # Only a probe can show it: before it, the capital has grown by what the probe may cost.
+                # Judge only after a probe: until it comes, steps add capital that the probe may take away.
                 suspicious = pace.faster(seen.log_ms) and step.arm == 0 and coins.capital >= SUSPICIOUS
-                # One probe that is clearly faster than the policy is reason enough to check, not to decide.
+                # One probe that is clearly faster than the policy justifies a check, not a decision.
                 clear = step.arm == 0 and pace.well_below(seen.log_ms)
                 probes.add(seen.log_ms, probe=step.arm == 0)
                 self.status.effects.add(seen.log_ms, probe=step.arm == 0)
-                # A job whose pace changes all the time must leave a check to what its probes show.
+                # Changes of pace alone must leave one check for the probes, or a job with many uses them all.
                 doubtful = suspicious or clear
                 if framework and self._meeting_wanted(doubtful or changed):
                     yield from self._check_at_meetings(plan)
@@ -194,13 +195,13 @@ class _Watch(ProofTrials):
                     return False
 
     def _fill(self, policy: Policy, checking: bool) -> list[Planned]:
-        """The policy after the plan: while a check is open, the default, which is always safe."""
+        """Steps to append to the plan; while a check is open, the default, which is always safe."""
         if checking:
             return [Planned(self.default, 0, 0.0, "wait")]
         return probed_block(policy, self.default, self.budget.probe_share, self.order)
 
     def _draw_check(self, plan: deque[Planned], policy: Policy) -> int:
-        """Draw the steps after those that are decided already; returns how many."""
+        """Draw the check's steps, which follow those already decided; returns how many."""
         self.status.effects.restart()
         while len(plan) > self.ahead:
             plan.pop()
@@ -209,7 +210,7 @@ class _Watch(ProofTrials):
         return CHECK
 
     def _first_pace(self) -> Pace:
-        """The pace under the policy in force, from its steps in the proof or since."""
+        """The pace under the policy in force, from its steps in the last check or else in the proof."""
         if self.checked is not None or self.cycle.known:
             return Pace(self.checked or ())
         return Pace([math.log(ms) for ms in self._proof_ms(self.status.in_force)])
@@ -219,7 +220,7 @@ class _Watch(ProofTrials):
         return next((one.proof_ms for one in tried if one.policy == policy), [])
 
     def _revert(self, plan: deque[Planned], why: str) -> Generator[Trial, Sample, None]:
-        """Revert to the default, after the steps that are already decided."""
+        """Revert to the default, after running the steps already decided."""
         policy = self.status.in_force
         yield from self.run_decided(plan)
         self.status.in_force, self.status.reverted = self.default, why
@@ -228,13 +229,14 @@ class _Watch(ProofTrials):
     # --- framework controls are in force --------------------------------------------------------------------
 
     def _meeting_wanted(self, doubtful: bool, *, rarely: bool = True) -> bool:
-        """Whether to check the policy as a whole: it is doubtful, or (`rarely`) has not been for long."""
+        """Whether to check the policy as a whole: it is doubtful, or (with `rarely`) a check is due."""
         if self.status.in_force.models == self.own.models or self.budget.share <= 0:
             return False
         return (doubtful or (rarely and self.trials >= self.meeting_due)) and self.budget.may_meet()
 
     def _check_at_meetings(self, plan: deque[Planned]) -> Generator[Trial, Sample, bool]:
-        """The policy against the job's own default, after the decided steps; whether it is reverted."""
+        """Check the policy against the job's own default, after the decided steps; returns whether it was
+        reverted."""
         yield from self.run_decided(plan)
         policy, check, draws = self.status.in_force, MeetingCheck(self.order), 0
         self.status.effects.restart()
@@ -269,7 +271,7 @@ class _Watch(ProofTrials):
     # --- the default is in force ----------------------------------------------------------------------------
 
     def _idle(self) -> Generator[Trial, Sample, str]:
-        """The job runs under the default. Until it changes, and the budget allows a search."""
+        """Watch a job under the default until a search is justified and affordable; returns the reason."""
         if not self.status.outcome.candidates_exist or self.budget.share <= 0:
             return ""
         why = "a policy was reverted" if self.status.reverted else ""
@@ -300,14 +302,14 @@ class _Watch(ProofTrials):
         return why
 
     def _idle_pace(self) -> Pace:
-        """The pace of a job that is left alone is that of longer trials than those of a proof."""
+        """The first pace without a policy; unknown if trials are longer, and so unlike those of the proof."""
         return Pace() if self.idle else self._first_pace()
 
     def _decided(self) -> deque[Planned]:
-        """Steps under the default, as far as they are decided in advance."""
+        """The steps under the default that are decided in advance."""
         return deque([Planned(self.default, 0, 0.0, "watch")] * self.ahead)
 
 
 def _reachable(outcome: TunedJob) -> Policy:
-    """The default, with the framework controls that stay."""
+    """The default, but with the framework controls in force, which cannot change without a meeting."""
     return replace(outcome.default, **outcome.policy.models)

@@ -1,4 +1,4 @@
-"""Plans of the watch: steps that are decided before they run, with a probe of the default now and then."""
+"""Plans of the watch: steps decided before they run, with an occasional probe of the default."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from weft.policy import Policy
 
-LEAST_BLOCK, WITHOUT_PROBES = 8, 64  # steps that are planned at a time
+LEAST_BLOCK, WITHOUT_PROBES = 8, 64  # steps planned at a time: fewest with a probe, and without probes
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A step that is decided: its arm (1: the policy), the probability of arm 1, and what it is for."""
+    """A decided step: its policy, its arm (1: the policy), the probability of arm 1, and its purpose."""
 
     policy: Policy
     arm: int
@@ -22,7 +22,7 @@ class Planned:
 
 def probed_block(policy: Policy, default: Policy, probes: float, order: random.Random) -> list[Planned]:
     """Steps under the policy with one probe of the default, at a random position in the second half, so that
-    two probes are never far apart. `probes`: their share of all steps; 0: none."""
+    two probes are never far apart. `probes`: the share of probes; 0 for none."""
     if probes <= 0:
         return [Planned(policy, 1, 1.0, "watch")] * WITHOUT_PROBES
     size = max(LEAST_BLOCK, round(1 / probes))

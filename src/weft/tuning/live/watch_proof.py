@@ -1,4 +1,4 @@
-"""The proof that a search has left open: it goes on while the job is already being watched."""
+"""Continues a proof that a search has left open, while the job is already being watched."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from weft.tuning.live.trial import Sample, Trial
 from weft.tuning.live.watch_plan import Planned
 from weft.tuning.live.watch_trials import WatchTrials
 
-MOST_DRAWS = 256  # of a proof that stays promising: half of its steps run under the policy
+MOST_DRAWS = 256  # for a proof that stays promising; half of its steps run under the policy
 _UNUSABLE = "could not be timed"
 
 
 class ProofTrials(WatchTrials):
-    """The trials of a watch, and those of an open proof."""
+    """The trials of a watch, including those of an open proof."""
 
     def finish_proof(self) -> Generator[Trial, Sample, None]:
         """Continue a proof that was promising when the search had used up its steps.
 
-        If it succeeds, the gain is measured as a search does: in blocks of steps.
+        If it succeeds, the gain is measured in blocks of steps, as in a search.
         """
         outcome = self.status.outcome
         proof = outcome.proof
@@ -33,7 +33,7 @@ class ProofTrials(WatchTrials):
         first, under_policy = self.record.number, list[tuple[int, float]]()
 
         def after() -> None:
-            """Take over what the proof shows now."""
+            """Update the outcome from what the proof shows now."""
             found = outcome.after(proof)
             default_ms = found.default_ms or 0.0
             extra_ms = sum(steps * (ms - default_ms) for steps, ms in under_policy)
@@ -55,19 +55,19 @@ class ProofTrials(WatchTrials):
         yield from self.release()
 
     def release(self) -> Generator[Trial, Sample, None]:
-        """Release what the search made and the job does not need."""
+        """Release what the search created and the job does not need."""
         self.status.released_ms += (yield from self.settle(self.status.in_force)).paused_ms
 
     def settle(self, policy: Policy) -> Generator[Trial, Sample, Sample]:
-        """A step at which all ranks release what this policy does not need."""
+        """Run a step before which all ranks release what this policy does not need."""
         return (yield from self.ask(Trial(policy, settle=True), "watch"))
 
     def _draw(
         self, proof: Proof, enough: Callable[[], bool], under_policy: list[tuple[int, float]]
     ) -> Generator[Trial, Sample, None]:
-        """Further draws of a proof, decided in advance, until there are enough.
+        """Run further draws of a proof, decided in advance, until `enough()`.
 
-        `under_policy`: takes the steps of each trial under its policy, with their mean time.
+        `under_policy`: receives, for each trial under the proof's policy, its steps and their mean ms.
         """
         plan: deque[Planned] = deque()
         known, most = (proof.blocks, MOST_BLOCKS) if proof.in_blocks else (proof.drawn, MOST_DRAWS)
@@ -101,10 +101,10 @@ class ProofTrials(WatchTrials):
 
 
 def _decided(proof: Proof) -> bool:
-    """Whether there is an answer, or none to be expected from more draws."""
+    """Whether there is an answer, or none is to be expected from more draws."""
     draws = len(proof.drawn)
     if proof.reached or proof.problem or draws >= MOST_DRAWS:
         return True
-    if draws % MORE:  # the rest takes a while
+    if draws % MORE:  # what follows is slow, so do it only once per batch
         return False
     return proof.proven() is not None or (draws >= PROMISING_DRAWS and not proof.promising)

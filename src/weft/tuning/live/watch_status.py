@@ -1,10 +1,10 @@
-"""WatchStatus: what the watch of a job has done so far, and whether the job runs as the claim promised.
+"""WatchStatus: what a job's watch has done so far, and whether the job runs as the claim promised.
 
 A proof compares steps. A job may still not run as promised: a data loader that only just keeps up makes later
-steps wait for the time that earlier ones have gained, or the steps themselves change. The interval of a claim
-then also includes what the job has shown since. Where later checks of the whole policy have shown less than
-its proof, because the job or its machine has changed meanwhile, the claim itself becomes smaller; never
-larger, as the steps of a check say less about a job than the blocks of a proof.
+steps wait for as long as earlier ones have gained, or the steps themselves change. The claim's interval then
+also includes what the job has shown since. If later checks of the whole policy show less than its proof,
+because the job or its machine has changed, the claim itself becomes smaller. It never becomes larger, because
+the steps of a check say less about a job than the blocks of a proof.
 """
 
 from __future__ import annotations
@@ -20,23 +20,26 @@ from weft.policy import Policy
 from weft.tuning.live.probes import NEIGHBORS
 from weft.tuning.live.tuned_job import TunedJob
 
-LATELY = 64  # trials that give the time of a step lately, at least, and at most so many probes
-END = 256  # trials that give it, at most
+LATELY = 64  # fewest trials for the recent time of a step, and most probes for the recent effects
+END = 256  # most trials for the recent time of a step
 LEAST_EFFECTS = 5
-LEAST_CHECKED = 4  # steps of checks under each policy
-_NORMAL = 1.4826  # from a median of absolute values to a standard deviation
+LEAST_CHECKED = 4  # fewest steps of checks under each policy
+_NORMAL = 1.4826  # converts a median absolute deviation to a standard deviation
 _MEDIAN = 1.2533  # standard error of a median, relative to that of a mean
 Z = 2.0
 _LEAST_ERROR = 1e-4
 PAUSE = (
-    3.0  # times the median step: longer ones are pauses of the program, such as an evaluation, if they are
+    3.0  # times the median step: longer steps hold a pause of the program, such as an evaluation, if alike
 )
-ALIKE = 0.15  # so alike (relative scatter of what they add); those that differ may be waits for data
-NO_GAIN_PCT = -1.0  # the least that waiting steps can make of a gain
+ALIKE = 0.15  # largest relative scatter of pauses; if they differ more, they may be waits for data
+NO_GAIN_PCT = -1.0  # waits alone lower the gain's interval at most to this
 
 
 class ProbeEffects:
-    """By how much the default makes a step slower, and the step after it: logarithms, by probe."""
+    """By how much each probe of the default was slower than the steps around it, and the step after it too.
+
+    All values are differences of log times.
+    """
 
     def __init__(self) -> None:
         self.own: deque[float] = deque(maxlen=LATELY)
@@ -44,21 +47,21 @@ class ProbeEffects:
         self.restart()
 
     def restart(self) -> None:
-        """Other steps come in between: no probe is open."""
+        """Discard the open probe, because other steps come in between."""
         self._before: deque[float] = deque(maxlen=NEIGHBORS)
         self._open: list[float] = []
 
     def add(self, log_ms: float, *, probe: bool) -> None:
-        """Note a step under the policy, or a probe of the default, as a logarithm."""
+        """Add the log time of a step under the policy, or of a probe of the default."""
         if self._open or (probe and len(self._before) == NEIGHBORS):
-            if probe and self._open:  # another one too soon: neither has a level
+            if probe and self._open:  # another probe too soon: neither has steps around it to compare with
                 self.restart()
                 return
             self._open.append(log_ms)
             if len(self._open) == 2 + NEIGHBORS:
                 own, later, *after = self._open
                 around = [*self._before, *after]
-                if max(own, later, *around) - median(around) < math.log(PAUSE):  # no pause among them
+                if max(own, later, *around) - median(around) < math.log(PAUSE):  # none contains a pause
                     self.own.append(own - fmean(around))
                     self.later.append(later - fmean(around))
                 self._open, self._before = [], deque(after, maxlen=NEIGHBORS)
@@ -71,20 +74,20 @@ class WatchStatus:
     """What the watch has done so far, for the report."""
 
     outcome: TunedJob
-    """Of the last search."""
+    """Outcome of the last search."""
     in_force: Policy
     steps: int = 0
     ms: float = 0.0
-    """The time of those steps."""
+    """Time of these steps."""
     probes: int = 0
     checks: int = 0
     searches: int = 0
     reverted: str = ""
-    """Why the job reverted to the default; empty: it did not."""
+    """Why the job reverted to the default; empty if it did not."""
     released_ms: float = 0.0
-    """What the job has waited for the release of what the last search made."""
+    """How long the job has waited for the release of what the last search created."""
     proving: bool = False
-    """A proof that the search has left open goes on, or what it has shown is being measured."""
+    """Whether a proof that the search left open continues, or its effect is being measured."""
     policy_ms: deque[float] = field(default_factory=lambda: deque(maxlen=1024))
     default_ms: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     effects: ProbeEffects = field(default_factory=ProbeEffects)
@@ -92,7 +95,7 @@ class WatchStatus:
     """The latest draws of checks of the whole policy since the last search."""
 
     def found(self, outcome: TunedJob) -> None:
-        """Another search is over. What was seen before it says nothing about its outcome."""
+        """Adopt another search's outcome. What was measured before it says nothing about this outcome."""
         self.outcome, self.in_force, self.reverted = outcome, outcome.policy, ""
         self.released_ms = 0.0
         self.policy_ms.clear()
@@ -115,7 +118,7 @@ class WatchStatus:
 
     @property
     def lately_ms(self) -> float | None:
-        """The mean time of a step at the end, if it is off the promised one by a quarter of the gain."""
+        """Recent mean ms of a step if it is off the promised time by over a quarter of the gain; or None."""
         best, default, times = self.outcome.best_ms, self.outcome.default_ms, self._recent()
         if not self.outcome.kept or self.reverted or best is None or default is None or len(times) < LATELY:
             return None
@@ -124,12 +127,12 @@ class WatchStatus:
 
     @property
     def gain_pct(self) -> float:
-        """The gain that is claimed: the proof's, or with what checks have shown since where that is less."""
+        """The claimed gain: the proof's, or less if later checks have shown less."""
         return min(self.outcome.gain_pct, max(0.0, self._with_checks[0]))
 
     @property
     def _with_checks(self) -> tuple[float, float]:
-        """The gain by the proof and all checks, each with the weight of its precision, and its lower end."""
+        """The gain from proof and checks, weighted by their precision, and the lower end of its interval."""
         gain, (low, high) = self.outcome.gain_pct, self.outcome.ci_pct
         arms = [[step.log_ms for step in self.checked if step.arm == arm] for arm in (0, 1)]
         if not self.outcome.kept or self.reverted or min(map(len, arms)) < LEAST_CHECKED:
@@ -142,7 +145,7 @@ class WatchStatus:
 
     @property
     def ci_pct(self) -> tuple[float, float]:
-        """The interval of the claim, with what the job has shown since if it is off what was promised."""
+        """The claim's interval, widened by what the job has shown since if that is not what was promised."""
         low, high = self.outcome.ci_pct
         if self.gain_pct < self.outcome.gain_pct:
             low = min(low, self._with_checks[1])
@@ -168,16 +171,16 @@ class WatchStatus:
 
     @property
     def _stall_ms(self) -> float:
-        """What a step has waited on average. Rare waits need more steps than the time of a step does."""
+        """Mean wait per step. It takes all steps, as rare waits need more of them than the time of a step."""
         times = self._counted
         blocks = [times[at : at + LATELY] for at in range(0, len(times), LATELY)]
         # Block by block: the pace of the job may have changed.
         return sum(sum(block) - len(block) * median(block) for block in blocks) / max(1, len(times))
 
     def _may_only_wait(self, lately_ms: float) -> bool:
-        """Whether steps may win nothing but time to wait.
+        """Whether steps may gain only time that they then spend waiting.
 
-        Then most steps are as fast as promised and some wait; or a slower step makes the next one faster.
+        If so, most steps are as fast as promised and some wait, or a slower step makes the next one faster.
         """
         own, own_error = _middle(self.effects.own)
         later, error = _middle(self.effects.later)
@@ -187,7 +190,7 @@ class WatchStatus:
 
 
 def without_pauses(times: Sequence[float]) -> list[float]:
-    """Times of steps, without those that are much longer if they have about the same length."""
+    """Step times without pauses: steps that are much longer and about equally long."""
     usual = median(times)
     pauses = [ms - usual for ms in times if ms > PAUSE * usual]
     if not pauses:
@@ -198,7 +201,7 @@ def without_pauses(times: Sequence[float]) -> list[float]:
 
 
 def _middle(values: deque[float]) -> tuple[float, float]:
-    """The median, with its standard error."""
+    """The median and its standard error; (0, infinite) for fewer than LEAST_EFFECTS values."""
     if len(values) < LEAST_EFFECTS:
         return 0.0, math.inf
     middle = median(values)

@@ -17,13 +17,13 @@ from weft.tuning.live.watch_cycle import KNOWN, WatchCycle
 from weft.tuning.live.watch_plan import Planned
 from weft.tuning.live.watch_status import WatchStatus
 
-BETWEEN_REFITS = 64  # trials for each time that the steps of a trial change
+BETWEEN_REFITS = 64  # trials that must have run for each change of the trials' length
 
 
 class WatchTrials:
-    """Runs the trials of a watch, within its budget. `each`: steps of a trial. `ahead`: decided early.
+    """Runs the trials of a watch, within its budget.
 
-    `order`: gives the draws.
+    `each`: steps per trial. `ahead`: trials decided in advance. `order`: makes the random draws.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class WatchTrials:
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.trials = self.refits = 0
         self.idle = False
-        """No policy is in force: trials are longer, so that they take next to no time."""
+        """Whether no policy is in force: trials are then longer, so that the watch costs next to nothing."""
         self.status = status
         self.checked: list[float] | None = None
-        """Logarithms of steps under the policy in its last check; None: expect those of the proof."""
+        """Log times of steps under the policy in its last check; None: expect the times of the proof."""
         self.say = ""
         self.cycle, self.cycle_changed = self._cycle_so_far(), False
 
@@ -59,7 +59,7 @@ class WatchTrials:
     def watched(
         self, policy: Policy, then: Sequence[Policy], purpose: str
     ) -> Generator[Trial, Sample, Sample]:
-        """A trial of the watch, which no rank waits for. Its time does not depend on its place in the job's
+        """Run a trial of the watch, for which no rank waits. Its time does not depend on its place in the job's
         cycle, except in a proof, which takes times as they are measured."""
         number, self.cycle_changed = self._number, False
         sample = yield from self.ask(Trial(policy, self.each, then=tuple(then), light=True), purpose)
@@ -84,11 +84,11 @@ class WatchTrials:
         return WatchCycle(times, first) if all(0 < ms < math.inf for ms in times) else WatchCycle()
 
     def ask(self, trial: Trial, purpose: str) -> Generator[Trial, Sample, Sample]:
-        """Yield a trial, with the line to print, and count its sample."""
+        """Yield a trial, with the announced line if there is one, and count its sample."""
         if self.say:
             trial, self.say = replace(trial, say=self.say), ""
         sample = yield from ask(trial, self.record, purpose)
-        if not self.trials:  # before it, what the search had made was released
+        if not self.trials:  # before the first trial, what the search had created was released
             self.status.released_ms = sample.paused_ms
         self.trials += 1
         if 0 < sample.ms < math.inf:
@@ -100,19 +100,19 @@ class WatchTrials:
         spent = default and purpose in ("probe", "check", "wait")
         self.budget.ran(trial.steps, ms, sample.paused_ms, spent=spent)
         self.status.probes += spent and purpose == "probe"
-        if purpose != "proof":  # whose steps are not those of a job that goes on
+        if purpose != "proof":  # a proof's steps alternate, unlike those of an undisturbed job
             (self.status.default_ms if default else self.status.policy_ms).append(sample.ms)
         return sample
 
     def new_lengths(self) -> tuple[int, int] | None:
-        """Steps of a trial and trials in advance, where others fit the job better. Ranks meet for that, so a
+        """New `each` and `ahead` if others fit the job better, else None. Ranks must meet for a change, so a
         job whose steps vary all the time gets them rarely."""
         if self.refits * BETWEEN_REFITS > self.trials:
             return None
         return refitted(self.each, self.recent, idle=self.idle)
 
     def refit(self, each: int, ahead: int) -> None:
-        """Trials have other lengths from now on."""
+        """Set new trial lengths."""
         self.each, self.ahead = each, ahead
         if not self.idle:
             self.budget.refit(each)
@@ -122,20 +122,20 @@ class WatchTrials:
         self.cycle = WatchCycle()
 
     def relax(self, idle: bool) -> None:
-        """Trials get the lengths of a job that is left alone, or of one with a policy in force. None may be
-        decided already."""
+        """Set trial lengths for a job without a policy (`idle`), or with one in force. No trial may be
+        decided yet."""
         if idle != self.idle:
             self.idle = idle
             self._fit(median(self.recent) if self.recent else self.status.outcome.default_ms)
 
     def start_over(self, step_ms: float | None) -> None:
-        """After a search: the times before it may be those of another pace, and so may the lengths."""
+        """Start over after a search: earlier times and trial lengths may fit another pace."""
         self.idle = False
         self.recent.clear()
         self._fit(step_ms)
 
     def _fit(self, step_ms: float | None) -> None:
-        """Trials get the lengths for such a step; None or 0: it is not known, and they keep theirs."""
+        """Set trial lengths for this step time; None or 0 (unknown) keeps them."""
         if step_ms:
             self.each, self.ahead = lengths(step_ms, idle=self.idle)
         if not self.idle:
@@ -143,7 +143,7 @@ class WatchTrials:
         self.cycle = self._cycle_so_far()
 
     def run_decided(self, plan: deque[Planned]) -> Generator[Trial, Sample, None]:
-        """Run the steps that are already decided, and none after them."""
+        """Run only the steps that are already decided."""
         rest = list(plan)[: self.ahead]
         while rest:
             step = rest.pop(0)

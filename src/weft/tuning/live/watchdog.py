@@ -1,4 +1,4 @@
-"""Stall: a guard that reverts to a harmless policy if a trial does not end."""
+"""Guard: reverts to a harmless policy if a trial does not end in time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 
 class Guard:
-    """Calls `rescue`, on a separate thread, if it is not disarmed in time. The thread ends with `stop`."""
+    """Calls `rescue` on a separate thread if it is not disarmed in time. `stop` ends the thread."""
 
     def __init__(self, rescue: Callable[[], None]) -> None:
         self._rescue = rescue
@@ -19,7 +19,7 @@ class Guard:
         self._thread: threading.Thread | None = None
 
     def arm(self, seconds: float) -> None:
-        """Start the countdown of this many seconds."""
+        """Start a countdown of this many seconds."""
         with self._changed:
             self._until, self._fired = time.monotonic() + seconds, None
             if self._thread is None:
@@ -28,13 +28,13 @@ class Guard:
             self._changed.notify_all()
 
     def disarm(self) -> float | None:
-        """The trial is over; how many seconds ago its time was up, or None if it was not rescued."""
+        """Stop the countdown; returns the seconds since the deadline passed, or None if it has not."""
         with self._changed:
             fired, self._until, self._fired = self._fired, None, None
             return None if fired is None else time.monotonic() - fired
 
     def stop(self) -> None:
-        """End the thread; `arm` starts another one."""
+        """End the thread; `arm` starts a new one."""
         with self._changed:
             self._until = self._thread = None
             self._changed.notify_all()
@@ -44,9 +44,9 @@ class Guard:
             while self._thread is threading.current_thread():
                 left = None if self._until is None else self._until - time.monotonic()
                 if left is not None and left <= 0:
-                    # Not the time now: a process that was stopped meanwhile (SIGSTOP) is late itself.
+                    # Record the deadline, not the current time: after a SIGSTOP this thread itself runs late.
                     self._until, self._fired = None, self._until
-                    with suppress(Exception):  # the guard must outlive it
+                    with suppress(Exception):  # an error in `rescue` must not end this thread
                         self._rescue()
                 else:
                     self._changed.wait(left)
