@@ -177,7 +177,7 @@ class _Probes:
             found.sort()
 
     def excess_ns(self, at_ns: int, kind: str) -> int:
-        """The excess cost at `at_ns` on a stream of this kind: the median of the nearest comparable probes."""
+        """The excess cost at `at_ns` on a stream of this kind: the median of the nearest such probes."""
         during = self._in_comm(at_ns)
         found = self._found.get((kind, during), [])
         if len(found) < LEAST_PROBES and kind != IDLE_STREAM:

@@ -64,7 +64,7 @@ def environment(policy: Policy, folder: Path, base: Mapping[str, str]) -> dict[s
 
 
 TUNE_VARIABLE, APPLY = "WEFT_TUNE", "apply"
-"""Environment variable: if set, torch loads live tuning; the value APPLY makes it only apply the policy."""
+"""Environment variable: if set, torch loads live tuning; with the value APPLY, only to apply the policy."""
 
 
 def tuning_environment(policy: Policy, base: Mapping[str, str], *, search: bool = True) -> dict[str, str]:
@@ -87,7 +87,7 @@ def tuning_environment(policy: Policy, base: Mapping[str, str], *, search: bool 
 
 
 def steps_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` plus the variables that make torch programs publish step times for `weft top` and `--metrics`."""
+    """`base` plus the variables that make torch programs publish steps for `weft top` and `--metrics`."""
     return {
         **base,
         "PYTHONPATH": _with_autoload(base.get("PYTHONPATH", "")),
@@ -135,7 +135,7 @@ def tracing_environment(trace: TraceRequest, base: Mapping[str, str]) -> dict[st
 
 
 def _preloadable(folder: Path) -> str:
-    """A path of the shim that LD_PRELOAD can hold: the loader splits at spaces and colons, without quoting."""
+    """A path of the shim that LD_PRELOAD can hold: the loader splits at spaces and colons, unquoted."""
     library = library_path()
     if not any(character.isspace() or character == ":" for character in str(library)):
         return str(library)

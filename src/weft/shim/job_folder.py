@@ -78,7 +78,7 @@ def _create_in(parent: Path, control_image: bytes, description: dict[str, Any]) 
 def in_memory(control_image: bytes) -> tuple[Path, int]:
     """A control file in memory, outside any file system, and its descriptor; there is no folder for counters.
 
-    A file size limit (ulimit -f) also applies to memory files: if the file is cut off, the shim has no policy.
+    A file size limit (ulimit -f) also applies to memory files: if it cuts the file, the shim has no policy.
     """
     number = os.memfd_create("weft-control", os.MFD_CLOEXEC)
     with suppress(OSError):
