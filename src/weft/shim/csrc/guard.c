@@ -33,7 +33,7 @@ static bool replace_page(uintptr_t address) {
     return mmap(page, size, PROT_READ | PROT_WRITE, flags, -1, 0) == page;
 }
 
-/* Any other bus error gets the default action: a fault recurs when the handler returns, a sent signal is raised again. */
+/* Any other bus error gets the default action: a fault recurs when the handler returns, a sent signal is re-raised. */
 static void on_bus_error(int number, siginfo_t *info, void *context) {
     int before = errno;
     (void)context;

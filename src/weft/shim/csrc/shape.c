@@ -17,7 +17,7 @@ static uint32_t plan_reason(uint64_t plan) { return (uint32_t)(plan >> 32) & 0xf
 static uint32_t plan_blocks(uint64_t plan) { return (uint32_t)(plan >> 24) & 0xff; }
 static uint32_t plan_bytes(uint64_t plan) { return (uint32_t)plan & 0xffffff; }
 
-/* The residency that the policy sets for a kernel. `named`: a rule matches the kernel, otherwise the default applies. */
+/* The residency that the policy sets for a kernel. `named`: a rule matches the kernel; false: the default applies. */
 static uint32_t wanted(const weft_policy *policy, const char *name, bool *named) {
     *named = true;
     for (uint32_t i = 0; i < policy->rule_count; i++)
@@ -78,7 +78,7 @@ static uint64_t plan_for(const weft_backend *api, const weft_rules *rules, const
     return plan;
 }
 
-/* Blocks that wait for each other must all be resident at once. A kernel whose whole grid fits unshaped, but not shaped,
+/* Blocks that wait for each other must all be resident at once. A kernel whose whole grid fits unshaped but not shaped
  * may depend on that; only a rule that names the kernel takes the risk. */
 static bool may_wait_for_itself(const weft_kernel *k, uint64_t plan, uint32_t blocks, uint64_t grid_blocks) {
     if (plan_blocks(plan) & NAMED || grid_blocks > (uint64_t)k->natural_blocks * k->sms)

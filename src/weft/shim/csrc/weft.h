@@ -62,7 +62,7 @@ static inline bool weft_policy_current(void) {
                   self == atomic_load_explicit(&weft_hot.seen_self, memory_order_acquire));
 }
 
-/* The policy in force now. Costs two additional loads while nothing changes. */
+/* The policy in force now. Costs only a few loads while nothing changes. */
 static inline const weft_rules *weft_policy_now(void) {
     return weft_policy_current() ? atomic_load_explicit(&weft_hot.active, memory_order_acquire) : weft_refresh();
 }
