@@ -167,8 +167,8 @@ def check_preload(env: Mapping[str, str]) -> None:
 class Job:
     """The folder that a program and its children share with weft while they run; removed at the end.
 
-    If no folder can be written (a full or read-only disk), the policy is kept in memory: it still applies, but
-    nothing is counted, and `problem` says so.
+    If no folder can be written (a full or read-only disk), the policy is kept in memory: it still applies,
+    but nothing is counted, and `problem` says so.
     """
 
     folder: Path

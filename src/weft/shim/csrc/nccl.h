@@ -47,8 +47,8 @@ typedef union {
     char bytes[NCCL_CONFIG_BYTES]; /* later versions are longer */
 } nccl_config;
 
-/* A communicator of the program. Its memory is never freed, and reused for another communicator only much later, since a
- * thread may still be reading it. */
+/* A communicator of the program. Its memory is never freed, and reused for another communicator only much later, since
+ * a thread may still be reading it. */
 typedef struct weft_comm {
     struct weft_comm *next; /* in creation order */
     struct weft_comm *next_unused;
@@ -122,7 +122,7 @@ void weft_windows_settle(bool made);  /* this thread's group has ended; `made`: 
 void weft_windows_drop(weft_comm *c); /* the communicator ends */
 bool weft_in_window(weft_comm *c, const void *buffer);
 
-/* --- nccl_engine.c: collectives by copy engines ----------------------------------------------------------------------- */
+/* --- nccl_engine.c: collectives by copy engines ------------------------------------------------------------------ */
 
 /* Facts about one collective before it is called. */
 typedef struct {
@@ -152,7 +152,7 @@ const char *weft_route_not_now(void); /* why siblings can be neither made nor en
 int weft_refuse(char *why, size_t size, const char *reason);
 void weft_nap(void);
 
-/* --- nccl_siblings.c --------------------------------------------------------------------------------------------------- */
+/* --- nccl_siblings.c --------------------------------------------------------------------------------------------- */
 
 void weft_abort_siblings(weft_comm *c); /* aborts the siblings in the background; NULL: does nothing */
 

@@ -1,5 +1,5 @@
-/* The few types of NCCL's C API that weft needs, so that no NCCL header is required to build. RCCL has the same API.
- * A configuration contains its own size and version: NCCL accepts every layout since 2.14, and members are only added. */
+/* The few types of NCCL's C API that weft needs, so that no NCCL header is required to build. RCCL has the same API. A
+ * configuration contains its own size and version: NCCL accepts every layout since 2.14, and members are only added. */
 #ifndef WEFT_NCCL_API_H
 #define WEFT_NCCL_API_H
 

@@ -25,7 +25,7 @@ static _Thread_local struct {
 bool weft_nccl_in_group(void) { return weft_nccl_me.depth > 0; }
 void weft_nccl_private(bool on) { weft_nccl_me.inside += on ? 1 : -1; }
 
-/* --- collectives --------------------------------------------------------------------------------------------------- */
+/* --- collectives ------------------------------------------------------------------------------------------------- */
 
 static uint64_t element_size(int type) {
     static const uint8_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
@@ -81,7 +81,7 @@ static ncclResult_t leave(const call *k, ncclResult_t result) {
     return result;
 }
 
-/* --- calls under rules --------------------------------------------------------------------------------------------- */
+/* --- calls under rules ------------------------------------------------------------------------------------------- */
 
 /* Whether there are, or ever were, rules. */
 static inline bool ruled(void) { return atomic_load_explicit(&weft_call_rules_used, memory_order_relaxed); }
@@ -134,7 +134,7 @@ static ncclResult_t leave_ruled(const call *k, ncclResult_t result) {
     return result;
 }
 
-/* --- collectives --------------------------------------------------------------------------------------------------- */
+/* --- collectives ------------------------------------------------------------------------------------------------- */
 
 #define UNWRAP(...) __VA_ARGS__
 
@@ -296,7 +296,7 @@ void weft_calls_before_end(ncclComm_t comm) {
         issue_deferred(comm);
 }
 
-/* --- groups -------------------------------------------------------------------------------------------------------- */
+/* --- groups ------------------------------------------------------------------------------------------------------ */
 
 ncclResult_t weft_on_ncclGroupStart(weft_nccl *l) {
     ncclResult_t result = l->ncclGroupStart();

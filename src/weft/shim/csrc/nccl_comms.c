@@ -23,7 +23,7 @@ static weft_calls private_calls;
 static weft_call *ring = private_calls.ring; /* set before the first call can arrive */
 static _Atomic uint64_t calls;
 
-/* --- keys ------------------------------------------------------------------------------------------------------------- */
+/* --- keys -------------------------------------------------------------------------------------------------------- */
 
 static uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdu;
@@ -39,7 +39,7 @@ uint64_t weft_key(uint64_t seed, const void *data, size_t size) {
     return key ? key : 1;
 }
 
-/* --- the table -------------------------------------------------------------------------------------------------------- */
+/* --- the table --------------------------------------------------------------------------------------------------- */
 
 weft_comm *weft_comm_of(ncclComm_t handle) {
     if (UNLIKELY(!handle))
@@ -176,7 +176,7 @@ const char *weft_comm_why_not(weft_comm *c) {
     return NULL;
 }
 
-/* --- calls ----------------------------------------------------------------------------------------------------------- */
+/* --- calls ------------------------------------------------------------------------------------------------------- */
 
 static uint64_t now_ns(void) {
     struct timespec t;
@@ -228,7 +228,7 @@ EXPORT int weft_nccl_calls(weft_nccl_call *out, int room) {
     return count;
 }
 
-/* --- a callback between two collectives ------------------------------------------------------------------------------ */
+/* --- a callback between two collectives -------------------------------------------------------------------------- */
 
 static _Atomic bool listening;
 static struct {
@@ -291,7 +291,7 @@ void weft_comm_boundary(void) {
         ring_listener();
 }
 
-/* --- for Python ------------------------------------------------------------------------------------------------------- */
+/* --- for Python -------------------------------------------------------------------------------------------------- */
 
 EXPORT int weft_nccl_seen(void) { return weft_comm_first() != NULL; }
 

@@ -46,7 +46,8 @@ const ncclConfig_t *weft_engine_config(weft_nccl *l, const ncclConfig_t *config,
         !weft_engine_asked())
         return config;
     bool unknown = config && (config->magic != NCCL_MAGIC || config->size > sizeof *room);
-    /* In a group, a refusal fails the whole group, even if the call is repeated. 2.28 to 2.32 are known to accept it. */
+    /* In a group, a refusal fails the whole group, even if the call is repeated. 2.28 to 2.32 are known to accept
+     * it. */
     bool risky = weft_nccl_me.depth > 0 && l->version >= NOT_YET_KNOWN;
     if (unknown || risky || may_hang(l, size) || (size < 0 && l->version < COPIES_OF_TWO))
         return config;

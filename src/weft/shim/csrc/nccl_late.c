@@ -24,8 +24,8 @@ void weft_split_mark_late(weft_split *j) {
             atomic_store(&j->parts[i].c->splitting, true);
 }
 
-/* Whether NCCL is done with this part; aborts a sibling that was made too late. If the program has ended the communicator
- * meanwhile, the state of the split is unknown, and its memory is never freed. */
+/* Whether NCCL is done with this part; aborts a sibling that was made too late. If the program has ended the
+ * communicator meanwhile, the state of the split is unknown, and its memory is never freed. */
 static bool has_settled(weft_split_part *p) {
     if (!p->started || p->settled)
         return true;

@@ -215,10 +215,10 @@ ON(ncclCommFinalize, ncclComm_t comm) { WITH_SIBLINGS(false, false, ncclCommFina
 ON(ncclCommDestroy, ncclComm_t comm) { WITH_SIBLINGS(false, true, ncclCommDestroy(it)); }
 ON(ncclCommAbort, ncclComm_t comm) { WITH_SIBLINGS(true, true, ncclCommAbort(it)); }
 
-/* NCCL must refuse later calls on a revoked communicator, so its siblings are no longer used, whether or not NCCL revoked
- * them too. All ranks revoke it, and a late rank sees its peers' calls on either communicator as aborted. NCCL waits for
- * the work of a revoked communicator on its stream, which may be queued behind a hanging collective of another sibling;
- * that is why all are revoked in one group. */
+/* NCCL must refuse later calls on a revoked communicator, so its siblings are no longer used, whether or not NCCL
+ * revoked them too. All ranks revoke it, and a late rank sees its peers' calls on either communicator as aborted. NCCL
+ * waits for the work of a revoked communicator on its stream, which may be queued behind a hanging collective of
+ * another sibling; that is why all are revoked in one group. */
 static ncclResult_t revoke(weft_nccl *l, ncclComm_t comm, int flags) {
     WITH_SIBLINGS(true, false, ncclCommRevoke(it, flags));
 }
@@ -231,8 +231,8 @@ ON(ncclCommRevoke, ncclComm_t comm, int flags) {
     return result;
 }
 
-/* Siblings free their memory when the communicator does and get it back with it. NCCL waits for all ranks in both calls,
- * and all ranks have the same siblings. The program's own communicator goes first, since NCCL may refuse it. */
+/* Siblings free their memory when the communicator does and get it back with it. NCCL waits for all ranks in both
+ * calls, and all ranks have the same siblings. The program's own communicator goes first, since NCCL may refuse it. */
 ON(ncclCommSuspend, ncclComm_t comm, int flags) {
     l = weft_nccl_of(l, comm);
     weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;

@@ -16,7 +16,8 @@ static void fresh(ncclCollConfig_t *config) {
     config->forceAlgSelection = 1; /* as in NCCL's own initializer */
 }
 
-/* A rule sets the exact number of CTAs, if NCCL supports it; the limit for all other calls only lowers NCCL's choice. */
+/* A rule sets the exact number of CTAs, if NCCL supports it; the limit for all other calls only lowers NCCL's
+ * choice. */
 static bool set_ctas(ncclCollConfig_t *config, const weft_comm_rule *rule, uint32_t limit, int most) {
     bool by_rule = rule && rule->ctas;
     int ctas = (int)(by_rule ? rule->ctas : limit);
@@ -71,8 +72,8 @@ static bool fill(weft_comm *c, const weft_call_rules *rules, const weft_comm_rul
     return set_policy(config, rule, zero) || any;
 }
 
-/* Whether weft may extend this configuration. One that NCCL would refuse is left unchanged, since weft's copy of it could
- * turn out valid. */
+/* Whether weft may extend this configuration. One that NCCL would refuse is left unchanged, since weft's copy of it
+ * could turn out valid. */
 static bool known(const ncclCollConfig_t *own) {
     return own->magic == NCCL_MAGIC && own->size >= sizeof *own && own->size <= sizeof(nccl_call_config) &&
            (own->forceAlgSelection == 0 || own->forceAlgSelection == 1);

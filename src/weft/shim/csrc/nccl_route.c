@@ -1,7 +1,7 @@
 /* Decides which siblings collectives use, and destroys siblings.
  *
- * A limit has a place, which is the same for all communicators. The place in force is a single number. A thread holds it
- * from the start of a group to its end, so that nothing changes inside a group and nothing in use is freed. */
+ * A limit has a place, which is the same for all communicators. The place in force is a single number. A thread holds
+ * it from the start of a group to its end, so that nothing changes inside a group and nothing in use is freed. */
 #define _GNU_SOURCE
 #include "cuda_shim.h"
 #include "nccl.h"

@@ -195,7 +195,8 @@ EXPORT int weft_nccl_follow_policy(char *why, size_t size) {
 
 /* --- a limit for all collectives that no rule names ------------------------------------------------------------- */
 
-/* A sibling is needed for more CTAs than the communicator has, and for operations that the tuner plugin does not see. */
+/* A sibling is needed for more CTAs than the communicator has, and for operations that the tuner plugin does not
+ * see. */
 bool weft_limits_comm(weft_comm *c, int ctas) {
     int path = weft_nccl_path(c->library);
     if (c->max_ctas > 0 && ctas > c->max_ctas)

@@ -100,7 +100,8 @@ static bool add_part(weft_split *j, weft_comm *c) {
     return true;
 }
 
-/* Collects the communicators to split: those in `keys`, which all ranks agreed on; with any key if `count` is negative. */
+/* Collects the communicators to split: those in `keys`, which all ranks agreed on; with any key if `count` is
+ * negative. */
 static bool gather(weft_split *j, const uint64_t *keys, int count, const char **why_not) {
     for (weft_comm *c = weft_comm_first(); c; c = weft_comm_next(c)) {
         if (atomic_load(&c->dead) || atomic_load(&c->collectives) == 0 || !is_among(c->key, keys, count))

@@ -1,6 +1,6 @@
-/* A tuner plugin for NCCL that answers from the policy's rules. NCCL finds it in the process itself if NCCL_TUNER_PLUGIN
- * is STATIC_PLUGIN and asks it when it plans a collective. An error would fail the call, so the plugin never returns
- * one. The answer of the user's own plugin applies unless a rule overrides it. */
+/* A tuner plugin for NCCL that answers from the policy's rules. NCCL finds it in the process itself if
+ * NCCL_TUNER_PLUGIN is STATIC_PLUGIN and asks it when it plans a collective. An error would fail the call, so the
+ * plugin never returns one. The answer of the user's own plugin applies unless a rule overrides it. */
 #include "nccl_tuner.h"
 #include "cuda_shim.h"
 
@@ -10,9 +10,9 @@
 enum { COSTS = 64 };
 #define ALMOST_FREE 1e-6f
 
-/* The state for one communicator. NCCL asks for chunk sizes per channel, after it has asked about every collective of the
- * group, and passes the bytes of one channel instead of the collective's size. Therefore the chunk size of each function
- * is remembered. */
+/* The state for one communicator. NCCL asks for chunk sizes per channel, after it has asked about every collective of
+ * the group, and passes the bytes of one channel instead of the collective's size. Therefore the chunk size of each
+ * function is remembered. */
 typedef struct {
     weft_nccl *library;
     user_tuner user;

@@ -32,9 +32,9 @@ static bool grow(void) {
     return true;
 }
 
-/* If NCCL cannot make a symmetric window, it succeeds but returns none. In a group, the window exists only when the group
- * ends. The handle of a window made in the background is written later, to memory of the program, so weft never learns
- * of it. */
+/* If NCCL cannot make a symmetric window, it succeeds but returns none. In a group, the window exists only when the
+ * group ends. The handle of a window made in the background is written later, to memory of the program, so weft never
+ * learns of it. */
 void weft_window_add(weft_comm *c, void *buffer, size_t size, void **window_at, int flags, ncclResult_t result) {
     bool later = weft_nccl_me.depth > 0;
     if (result != NCCL_SUCCESS || !window_at || !(flags & NCCL_WIN_COLL_SYMMETRIC) || (!later && !*window_at))
