@@ -40,7 +40,7 @@ _NO_ENGINE = "comm.engine dma is not applied: it is for programs under `weft run
 _NO_FRAMEWORK = "framework controls are not applied: they are for DDP and FSDP2 models of a program"
 
 _framework: Callable[[Policy], None] | None = None
-"""Applies the framework controls of a policy."""
+"""Applies the framework controls of a policy; None if nothing does."""
 _current: ContextVar[Policy | None] = ContextVar("weft_policy", default=None)
 _routed: int | None = None
 """The CTAs that all ranks agreed on in `overlap`; None if the program's own communicators are in use."""

@@ -12,7 +12,7 @@ weft_cuda_real weft_real;
 typedef struct {
     const char *symbol;
     const char *asked;
-    int per_thread; /* 0, 1, or 2: either */
+    int per_thread; /* 0: no; 1: yes; 2: either */
     int from, until;
     void *ours;
     _Atomic(void *) *real;

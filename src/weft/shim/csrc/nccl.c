@@ -23,7 +23,7 @@ static _Thread_local struct {
 /* A library may be unloaded, and another one, bound to another NCCL, loaded at its address. Since a program makes a
  * communicator before it uses one, callers that make communicators are looked up each time. If one of them uses another
  * NCCL than before, all cached callers are invalidated. */
-static _Atomic uint64_t generation; /* above the bits of an address */
+static _Atomic uint64_t generation; /* in the bits above those of an address */
 static _Atomic(weft_nccl *) latest;
 #define MAKES(name) (__builtin_strncmp(#name, "ncclCommInit", strlen("ncclCommInit")) == 0)
 

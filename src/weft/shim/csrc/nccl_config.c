@@ -52,7 +52,7 @@ void weft_comm_configure(weft_comm *c, const ncclConfig_t *config, const weft_co
     else
         weft_config_copy(&c->config, config);
     ncclConfig_t *own = &c->config.config;
-    if (own->netName) /* the program may free its own */
+    if (own->netName) /* the program may free its own string */
         own->netName = kept_name(own->netName);
     if (own->size >= offsetof(ncclConfig_t, commName) + sizeof own->commName)
         own->commName = NULL;

@@ -9,13 +9,18 @@
 #include <string.h>
 #include <strings.h>
 
-enum { COPIES_OF_TWO = 23102, SEND_ANYWHERE = 22900, WITH_TRAFFIC_CLASS = 22500, NOT_YET_KNOWN = 23300 }; /* of NCCL */
+enum {
+    COPIES_OF_TWO = 23102,
+    SEND_ANYWHERE = 22900,
+    WITH_TRAFFIC_CLASS = 22500,
+    NOT_YET_KNOWN = 23300
+}; /* NCCL versions */
 enum { REASONS = WEFT_COUNT_ENGINE_REFUSED - WEFT_COUNT_ENGINE_COPIED };
 enum { CAN = -1, UNCOUNTED = -2 };
 
 static _Thread_local struct {
     bool open;
-    uint64_t launches; /* of this thread before the call or the group */
+    uint64_t launches; /* this thread's count before the call or the group */
     uint32_t copies, elsewhere, unsure, others;
     uint32_t reasons[REASONS];
 } now;

@@ -46,7 +46,7 @@ static bool in_process; /* the user's plugin is in the process itself (STATIC_PL
 static void *open_user_library(void) {
     char room[512];
     const char *name = getenv("WEFT_NCCL_TUNER_PLUGIN");
-    if (!name || !*name) /* `weft run` has set the variable itself */
+    if (!name || !*name) /* the user set no variable, so NCCL would use the setting in its files */
         name = weft_nccl_set_in_files("NCCL_TUNER_PLUGIN", room, sizeof room) ? room : NULL;
     if (name && strcasecmp(name, "none") == 0)
         return NULL;

@@ -32,7 +32,7 @@ enum {                         /* weft_trace_span.flags */
 
 typedef struct {
     uint64_t host_ns, host_end_ns;          /* start and end of the call, CLOCK_MONOTONIC */
-    uint64_t host_front_ns;                 /* before the event in front was recorded */
+    uint64_t host_front_ns;                 /* before the event `before` was recorded */
     uint64_t host_placed_ns;                /* after the event of `placed_ns` or `again_ns` was recorded */
     int64_t before_ns, after_ns, placed_ns; /* when the events fired, same clock; -1: no event */
     int64_t again_ns; /* a second event after `after`, with an empty kernel between them, to measure the events' cost */
@@ -88,7 +88,7 @@ typedef struct {
     uint32_t devices, unused;
     uint64_t counters[WEFT_TRACED_COUNTERS];
     weft_trace_device device[WEFT_TRACE_DEVICES];
-    char process_file[256]; /* whose rows hold the kernels' names */
+    char process_file[256]; /* the file whose rows hold the kernels' names */
 } weft_trace_header;
 
 static inline int weft_tracing(void) { return atomic_load_explicit(&weft_hot.tracing, memory_order_relaxed); }

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CONTEXTS = 32 /* bits of a word */, CHUNK = 256, NOT_READY = 600, DISABLE_TIMING = 2, NON_BLOCKING = 1 };
+enum { CONTEXTS = 32 /* one bit each in a word */, CHUNK = 256, NOT_READY = 600, DISABLE_TIMING = 2, NON_BLOCKING = 1 };
 enum { WARM = 8, BASE_TRIES = 8, BASE_LIMIT_NS = 1000000000, REBASE_NS = 50000000 };
 
 static weft_trace_context contexts[CONTEXTS];

@@ -291,7 +291,7 @@ void weft_trace_after(weft_trace_op *op, CUstream stream, CUresult result) {
     weft_trace_lock();
     if (failed) {
         if ((r->span.flags & WEFT_SPAN_CHAINED) && l->last && (l->last->span.flags & WEFT_SPAN_OPEN))
-            l->open = l->last; /* nothing follows it yet */
+            l->open = l->last; /* it is still without a successor */
         l->disturbed = true;
     } else {
         if ((r->span.flags & WEFT_SPAN_CHAINED) && l->last && l->last->variant)
