@@ -1,11 +1,11 @@
-"""Applying a policy: the only way in which controls reach a program, when it starts and while it runs.
+"""Applies policies. Controls reach a program only through this module, at its start and while it runs.
 
-start_environment   what a program needs in its environment; `weft run` sets it
-apply               this process from now on; live tuning, on all ranks between the same two steps
-overlap             the same for a block of Python code, with the agreement of all ranks
-shape_launches      the part of a policy that single launches carry; the lab has communicators of its own
-follow_rules        the rules of that policy, for the lab's collectives
-not_applied         the controls of a policy that none of these can apply, each with the reason
+start_environment   adds the variables that must be set when a program starts; `weft run` uses it
+apply               sets the policy of this process; live tuning calls it on all ranks between the same steps
+overlap             sets the policy for a block of Python code, after all ranks agree
+shape_launches      sets only the controls of single launches; for the lab, which has its own communicators
+follow_rules        applies the rules of that policy to the lab's collectives
+not_applied         lists the controls of a policy that none of these can apply, each with the reason
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from weft.shim import binding, communicators, nccl_binding, restart
 
 _log = logging.getLogger(__name__)
 
-PREPARE_S = 20.0  # for new communicators
+PREPARE_S = 20.0  # timeout for making new communicators
 AMD_DRIVER = Path("/dev/kfd")
-STATIC_PLUGIN = "STATIC_PLUGIN"  # NCCL then looks for a plugin in the process itself, where the shim has one
+STATIC_PLUGIN = "STATIC_PLUGIN"  # makes NCCL look for a plugin in the process itself: it finds the shim's
 USER_TUNER = "WEFT_NCCL_TUNER_PLUGIN"
 _WITH_SENDS = (None, "send_recv", "all_to_all")
-"""Rules for these, where they are for every size, limit the channels of sends and receives, which NCCL fixes
-when a communicator is made."""
+"""Rules for these collectives limit the channels of sends and receives if they cover every size. NCCL fixes
+these channels when a communicator is created."""
 
 _NO_SCHEDULE = "schedule is not applied: it is for fused operations (weft.ops)"
 _NO_ENGINE = "comm.engine dma is not applied: it is for programs under `weft run --policy` and for weft.ops"
 _NO_FRAMEWORK = "framework controls are not applied: they are for DDP and FSDP2 models of a program"
 
 _framework: Callable[[Policy], None] | None = None
-"""Applies the framework controls of a policy."""
+"""Applies the framework controls of a policy; None if nothing does."""
 _current: ContextVar[Policy | None] = ContextVar("weft_policy", default=None)
 _routed: int | None = None
-"""CTAs that all ranks agreed on in `overlap`; None: the program's own communicators."""
+"""The CTAs that all ranks agreed on in `overlap`; None if the program's own communicators are in use."""
 
 
 def handle_framework(handler: Callable[[Policy], None] | None) -> None:
-    """Have `apply` call this for the framework controls of every policy; None: no handler."""
+    """Make `apply` call `handler` for the framework controls of every policy; None removes the handler."""
     global _framework
     _framework = handler
 
@@ -55,7 +55,7 @@ def handle_framework(handler: Callable[[Policy], None] | None) -> None:
 def not_applied(policy: Policy, *, framework: bool = False) -> list[str]:
     """One line for each control of the policy that cannot be applied to a program's launches.
 
-    `framework`: the program is one whose DDP or FSDP2 models are reached.
+    `framework`: weft can reach the DDP or FSDP2 models of this program.
     """
     lines = [_NO_SCHEDULE] if policy.schedule is not None else []
     if framework:
@@ -65,7 +65,7 @@ def not_applied(policy: Policy, *, framework: bool = False) -> list[str]:
 
 
 def start_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with the controls that must be in force when a program starts."""
+    """`base` plus the controls that must be in force when a program starts."""
     env = dict(base)
     if policy.max_ctas is not None:
         env["NCCL_MAX_CTAS"] = str(policy.max_ctas)
@@ -75,23 +75,27 @@ def start_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]
     if policy.comm_rules:
         env = _rules_environment(policy, env)
     if policy.priority == "high" and AMD_DRIVER.exists():
-        # HIP has no launch attribute to carry it; torch can put its collectives on a high-priority stream.
+        # HIP has no launch attribute for priority; torch can run its collectives on a high-priority stream.
         env.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
     return env
 
 
 def tuner_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with what makes NCCL ask weft's tuner plugin, and weft the one that the user had."""
+    """`base` plus the variables that make NCCL ask weft's tuner plugin, and weft ask the user's own."""
     env = dict(base)
     given = env.get("NCCL_TUNER_PLUGIN")
-    if given not in (None, STATIC_PLUGIN) or USER_TUNER not in env:  # else it is weft's own value
+    if given not in (None, STATIC_PLUGIN) or USER_TUNER not in env:  # otherwise it is weft's own value
         env[USER_TUNER] = given or ""
     env["NCCL_TUNER_PLUGIN"] = STATIC_PLUGIN
     return env
 
 
 def _rules_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]:
-    """NCCL only lowers a communicator's channels per call: it starts with the most that a rule asks for."""
+    """`base` plus the variables that rules need.
+
+    A call can only lower a communicator's number of channels, so the communicator starts with the largest
+    number that any rule asks for.
+    """
     env = tuner_environment(base)
     most = max((rule.ctas or 0 for rule in policy.comm_rules), default=0)
     if policy.max_ctas is not None and most > policy.max_ctas:
@@ -104,17 +108,18 @@ def _rules_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str
 
 
 def shape_launches(policy: Policy | None, *, track: bool = False) -> None:
-    """Set priority, head start and residency of this process's launches; None: the job's policy.
+    """Set priority, head start and residency of this process's launches; None restores the job's policy.
 
-    `track` counts the launches that overlap with collectives, and changes nothing by itself.
+    `track` counts the launches that overlap with collectives and changes no launch.
     """
     binding.set_policy(policy, track)
 
 
 def follow_rules() -> None:
-    """Have collectives follow the rules of the policy that `shape_launches` has set, or none again.
+    """Make collectives follow the rules of the policy that `shape_launches` has set, if it has any.
 
-    All ranks call it together, after the first communicator was made. Raises UnavailableError on all or none.
+    All ranks call it together, after the first communicator was created. It raises UnavailableError on all
+    ranks or on none.
     """
     problems = _rule_problems()
     if problems:
@@ -122,12 +127,13 @@ def follow_rules() -> None:
 
 
 def apply(policy: Policy, default: Policy) -> None:
-    """Run this process under `policy` from the next launch on. `default`: what the job was started with.
+    """Run this process under `policy` from the next launch on. `default` is the policy the job started with.
 
-    The collectives' CTAs concern all ranks: every rank must call this between the same two collectives, after
-    `communicators.prepare` succeeded on all of them. Raises UnavailableError where that is not possible here.
+    A change of the collectives' CTAs affects all ranks: every rank must call this between the same two
+    collectives, after `communicators.prepare` succeeded on all of them. Raises UnavailableError if a control
+    cannot be applied here.
     """
-    if _framework is not None:  # it raises before anything is changed
+    if _framework is not None:  # called first: it may raise, and nothing has changed yet
         _framework(policy)
     elif policy.changes_framework:
         raise UnavailableError(_NO_FRAMEWORK)
@@ -148,11 +154,11 @@ def apply(policy: Policy, default: Policy) -> None:
 def overlap(policy: Policy) -> Iterator[None]:
     """Run launches inside the block under `policy`; raises if `weft run` did not start this process.
 
-    Applies to the whole process, from the next launch on; nests; the previous policy is restored at the end.
-    With `max_ctas` or `comm_rules` all ranks enter and leave together, after the first collective, and best
-    around the loop, not in it; `max_ctas` may move the collectives to other communicators, between two waits
-    for the GPU. Where that is not possible on every rank, a warning says why, and the rest of the policy
-    applies.
+    The policy applies to the whole process from the next launch on, and the previous policy is restored at
+    the end. Blocks can be nested. With `max_ctas` or `comm_rules`, all ranks must enter and leave the block
+    together, after the first collective. Put the block around the training loop, not inside it: entering and
+    leaving with `max_ctas` waits for the GPU, and may move the collectives to other communicators. If these
+    controls cannot be applied on every rank, a warning says why, and the rest of the policy applies.
     """
     restart.require()
     outer = _current.get()
@@ -176,7 +182,7 @@ def overlap(policy: Policy) -> Iterator[None]:
 
 
 def restore() -> None:
-    """Set the policy of the innermost `overlap` again, or the job's if there is none."""
+    """Restore the policy of the innermost `overlap`, or the job's policy if there is none."""
     shape_launches(_current.get())
     _follow_policy()
     if _routed is not None:
@@ -184,14 +190,14 @@ def restore() -> None:
 
 
 def synchronize() -> None:
-    """Wait until the GPU has done all that this process launched."""
+    """Wait until the GPU has finished everything that this process launched."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 def _use_ctas(ctas: int | None) -> None:
-    """Limit collectives to this number of CTAs on all ranks or none; None: the program's communicators."""
+    """Limit collectives to `ctas` CTAs on all ranks or on none; None: the program's own communicators."""
     global _routed
     synchronize()
     if ctas is None:
@@ -227,7 +233,7 @@ def _use_ctas(ctas: int | None) -> None:
 
 
 def _follow_policy() -> str:
-    """Apply the rules of the policy in force from the next collective on; empty, or why not."""
+    """Apply the rules of the policy in force from the next collective on. Returns "" or why not."""
     if not communicators.available():
         return nccl_binding.NO_COMMUNICATOR
     try:
@@ -239,13 +245,13 @@ def _follow_policy() -> str:
 
 
 def _rule_problems() -> list[str]:
-    """Follow the rules of the policy in force on all ranks; else why it is not possible."""
+    """Follow the rules of the policy in force on all ranks. Returns why that failed; empty if it worked."""
     problems = [text for text in Ranks().gather(communicators.why_no_rules()) if text]
     return problems or [text for text in Ranks().gather(_follow_policy()) if text]
 
 
 def _use_rules(policy: Policy, outer: Policy | None) -> None:
-    """Follow the policy's rules on all ranks or none."""
+    """Follow the policy's rules on all ranks or on none."""
     problems = _rule_problems()
     if problems:
         kept = outer.comm_rules if outer else ()

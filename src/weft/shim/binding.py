@@ -1,4 +1,4 @@
-"""The shim's files, read and written from Python, and the shim in this process."""
+"""Reads and writes the shim's files from Python, and reaches the shim in this process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from weft.shim.policy_image import encode_policy
 
 @dataclass(frozen=True)
 class Process:
-    """What one process has counted: a copy of its file."""
+    """A copy of one process's file, which holds its counters and its own policy."""
 
     head: CHead
     chunks: list[CChunk]
@@ -46,14 +46,14 @@ class Process:
         return control
 
     def rows(self) -> Iterator[tuple[CRow, list[CCell]]]:
-        """Each kernel's row, with its counters by shard."""
+        """Each kernel's row, with its counters per shard."""
         for number in range(min(self.head.rows_used, len(self.chunks) * CHUNK_ROWS)):
             chunk, place = self.chunks[number // CHUNK_ROWS], number % CHUNK_ROWS
             yield chunk.rows[place], [chunk.cells[shard][place] for shard in range(SHARDS)]
 
 
 def write_policy(path: Path, policy: Policy | None, track: bool = False) -> None:
-    """Change the policy of a running job (its control file) or of one process (its own file)."""
+    """Change the policy of a running job (in its control file) or of one process (in its own file)."""
     with _mapped(path) as memory:
         control = _control_in(memory, path)
         image = encode_policy(policy, track)
@@ -70,7 +70,7 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
         with path.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # one writer at a time; the shim reads without a lock
             os.posix_fallocate(file.fileno(), 0, ctypes.sizeof(CControl))
-            if os.pread(file.fileno(), 7, 0) == PROCESS_MAGIC:  # its policy is a hole until it is written
+            if os.pread(file.fileno(), 7, 0) == PROCESS_MAGIC:  # its policy is a hole until first written
                 os.posix_fallocate(file.fileno(), 0, ctypes.sizeof(CHead))
             with mmap.mmap(file.fileno(), 0) as memory:
                 yield memory
@@ -88,7 +88,7 @@ def _control_in(memory: mmap.mmap, path: Path) -> CControl:
 
 
 def read_process(path: Path) -> Process:
-    """What one process has counted so far: a copy."""
+    """Copy one process's counters and policy from its file."""
     with path.open("rb") as file:
         try:
             head = read_head(file.fileno())
@@ -101,7 +101,7 @@ def read_process(path: Path) -> Process:
 
 
 def read_head(number: int) -> CHead:
-    """What the open file of a process begins with: a copy. Raises InputError."""
+    """Copy the head of a process's open file. Raises InputError."""
     data = os.pread(number, ctypes.sizeof(CHead), 0)
     if len(data) < ctypes.sizeof(CHead) or data[:7] != PROCESS_MAGIC:
         raise InputError("not a process file of this weft")
@@ -112,7 +112,7 @@ def read_head(number: int) -> CHead:
 
 
 def attach() -> Path | None:
-    """The file of this process's own policy and counters; None where the shim is not in this process."""
+    """The file with this process's own policy and counters; None if the shim is not loaded in it."""
     try:
         function = ctypes.CDLL(None).weft_shim_attach
     except AttributeError:
@@ -123,7 +123,7 @@ def attach() -> Path | None:
 
 
 def copied_bytes() -> Callable[[], int]:
-    """A function that tells how many bytes this process has copied from the host to the device so far."""
+    """A function that returns how many bytes this process has copied from host to device so far."""
     try:
         function = ctypes.CDLL(None).weft_shim_copied_bytes
     except AttributeError:
@@ -139,7 +139,7 @@ def injected() -> bool:
 
 
 def set_policy(policy: Policy | None, track: bool = False) -> None:
-    """Set the policy of this process; None gives the job's policy back its place.
+    """Set the policy of this process; None restores the job's policy.
 
     `track` counts the launches made while a collective is in flight (`beside` in the statistics) and shapes
     nothing by itself.

@@ -1,4 +1,4 @@
-"""Writes recordings as Chrome traces in Kineto's manner, which `weft analyze` and Perfetto read."""
+"""Writes recordings as Chrome traces in Kineto's format, which `weft analyze` and Perfetto read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DTYPES = (
     "Float8_e4m3fn",
     "Float8_e5m2",
 )
-BASE_NS = 10**15  # of all ranks alike
+BASE_NS = 10**15  # rounds the base time, so that all ranks use the same one
 
 RESOLUTION = (
     "CUDA events, about 0.5 µs each; the start of a collective comes from a stamp, a kernel placed directly "
@@ -52,7 +52,10 @@ UNSEEN = (
 
 
 def write_traces(folder: Path, out: Path) -> list[Path]:
-    """Turn what the processes of a job left in `folder` into traces in `out`; returns the files written."""
+    """Turn the recordings that a job's processes left in `folder` into traces in `out`.
+
+    Returns the files written.
+    """
     _make_folder(out)
     written: list[Path] = []
     for path in sorted(folder.glob("trace.*")):
@@ -81,7 +84,7 @@ def _file_name(recording: Recording, taken: set[str]) -> str:
 
 
 def document(recording: Recording) -> str:
-    """The whole trace as JSON text. Times are written as digits, not as floats: every nanosecond is kept."""
+    """The whole trace as JSON text. Times are formatted from integers, so that no nanosecond is lost."""
     spans = spans_of(recording)
     head = json.dumps(_metadata(recording, spans), indent=1)[1:-2]
     events = ",\n".join(_events(recording, spans))
@@ -120,7 +123,10 @@ def _metadata(recording: Recording, spans: list[Span]) -> dict[str, Any]:
 
 
 def _base_ns(recording: Recording) -> int:
-    """What times are relative to, as in Kineto: no float holds microseconds since 1970 with fractions."""
+    """The time that timestamps are relative to, as in Kineto.
+
+    A float cannot hold microseconds since 1970 and their fractions.
+    """
     began_ns = recording.header.begin_ns + recording.header.realtime_offset_ns
     return int(began_ns - began_ns % BASE_NS)
 
@@ -195,12 +201,15 @@ def _args(recording: Recording, span: Span) -> dict[str, Any]:
         "resident blocks per SM": raw.blocks_per_sm,
     }
     if sms:
-        out["blocks per SM"] = round(blocks / sms, 6)  # as Kineto means it: of the whole grid
+        out["blocks per SM"] = round(blocks / sms, 6)  # Kineto's definition: blocks of the whole grid
     return {**out, **(_collective(raw, blocks) if span.kind == "comm" else {})}
 
 
 def _collective(raw: Any, blocks: int) -> dict[str, Any]:
-    """As torch names it, so that readers of Kineto's traces understand it; empty if no call was recorded."""
+    """The collective's arguments under torch's names, which readers of Kineto traces understand.
+
+    Only the CTAs if no call was recorded.
+    """
     out: dict[str, Any] = {"CTAs": blocks}
     if raw.calls == 0:
         return out

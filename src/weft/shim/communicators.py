@@ -1,20 +1,20 @@
-"""The communicators of the running process, and the CTAs of their collectives, changed while it runs.
+"""Lists the communicators of the running process and changes the CTAs of their collectives while it runs.
 
-NCCL fixes the CTAs of a communicator when it is made. Under `weft run` the shim sees every communicator that
-the program makes. Fewer CTAs need no other communicator where NCCL takes a configuration with each call (2.31
-and newer) or asks weft's tuner plugin: `route` then limits the calls themselves, and `prepare` has nothing to
-do. Otherwise, and for more CTAs, `prepare` makes a sibling of each with another limit (`ncclCommSplit`: same
-ranks, same order), and `route` sends the program's collectives to those siblings from the next call on. The
-program is not changed and sees one communicator; what it aborts, finalizes or destroys takes the siblings
-with it.
+NCCL fixes the CTAs of a communicator when it is created. Under `weft run`, the shim sees every communicator
+that the program creates. Fewer CTAs need no second communicator if NCCL takes a configuration with each call
+(2.31 and newer) or asks weft's tuner plugin: `route` then limits the calls themselves, and `prepare` has
+nothing to do. Otherwise, and for more CTAs, `prepare` makes a sibling of each communicator with another limit
+(`ncclCommSplit`: same ranks, same order), and `route` sends the program's collectives to those siblings from
+the next call on. The program is not changed and sees one communicator; when it aborts, finalizes or destroys
+that one, the siblings end with it.
 
-`prepare`, `route` and `release` concern all ranks: every rank must call them between the same two
-collectives, and `prepare` with the GPU idle (a sibling's memory is allocated). The sequence of collectives on
-a communicator is the same on all of its ranks: `Communicator.collectives` is a clock that all of them share.
+`prepare`, `route` and `release` affect all ranks: every rank must call them between the same two collectives,
+and `prepare` with the GPU idle, because it allocates the siblings' memory. The sequence of collectives on a
+communicator is the same on all of its ranks, so `Communicator.collectives` is a clock that all of them share.
 
 NCCL_MAX_CTAS and NCCL_MIN_CTAS in the environment or in nccl.conf outrank a communicator's own limit, and
-NCCL reads them once. Set `LIVE_VARIABLE` to 1 where the job is started: the shim then gives every
-communicator these limits as its own, with the same effect, and they can be changed.
+NCCL reads them only once. If `LIVE_VARIABLE` is 1 when the job starts, the shim hides them from NCCL and sets
+them as every communicator's own limits. The effect is the same, but the limits can be changed.
 """
 
 from __future__ import annotations
@@ -29,45 +29,45 @@ from weft.shim import layout, nccl_binding
 
 LIVE_VARIABLE = "WEFT_LIVE"
 """Environment variable: 1 keeps NCCL_MAX_CTAS and NCCL_MIN_CTAS changeable. `weft run --tune` sets it."""
-_CALL_CONFIG_CODE = 23100  # the first NCCL that takes a configuration with each collective call
+_CALL_CONFIG_CODE = 23100  # the first NCCL version that takes a configuration with each collective call
 TUNERS = ((23000, 6), (22800, 5), (22400, 4))
-"""Since which NCCL each version of the tuner plugin interface that weft has."""
+"""The first NCCL version with each tuner plugin interface that weft implements, newest first."""
 MOST_CTAS = 64
-"""NCCL has no more channels than these."""
+"""The maximum number of channels in NCCL."""
 
 
 @dataclass(frozen=True)
 class Communicator:
-    """One communicator of the program, in the order of creation."""
+    """One communicator of the program."""
 
     key: str
-    """Equal on all ranks of the communicator and different for any other; empty where it cannot be known."""
+    """The same on all ranks of the communicator and different for any other one; empty if unknown."""
     rank: int
-    """-1: not known yet."""
+    """-1 if not known yet."""
     size: int
-    """-1: not known yet."""
+    """-1 if not known yet."""
     device: int | None
     max_ctas: int | None
-    """The program's own limit, by configuration or environment; None: NCCL's choice."""
+    """The program's own limit, from its configuration or the environment; None if NCCL chooses."""
     order: int
     collectives: int
-    """Collective calls so far, routed or not: the clock that all ranks share."""
+    """Collective calls so far, routed or not; a clock that all ranks share."""
     point_to_point: int
     """Send and recv calls so far."""
     bytes: dict[str, int]
-    """By operation: the counts that were asked for, times the size of an element."""
+    """Keyed by operation: the counts passed to the calls, times the element size."""
     routed_to: int | None
-    """CTAs that its next collective is limited to by `route`; None: as the program made it."""
+    """The CTA limit that `route` sets for its next collective; None if unchanged."""
     prepared: tuple[int, ...]
-    """Limits that `route` can choose from."""
+    """The limits that `route` can choose from."""
     why_not: str | None
-    """Why it is never routed; None where it can be."""
+    """Why it cannot be routed; None if it can."""
     path: str
     """How rules for collectives reach its NCCL: one of `layout.NCCL_PATHS`; `path_reason` says why."""
     nccl: str
     """The version of its NCCL."""
     tuner: int | None
-    """The tuner plugin interface by which its NCCL asks weft; None: it does not."""
+    """The version of the tuner plugin interface by which its NCCL asks weft; None if it does not."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ class CommunicatorCall:
     """One collective call of the program."""
 
     number: int
-    """Over all communicators of the process."""
+    """Counted over all communicators of the process."""
     key: str
     operation: str
     bytes: int
     host_ns: int
-    """CLOCK_MONOTONIC, as `time.monotonic_ns()`."""
+    """CLOCK_MONOTONIC, like `time.monotonic_ns()`."""
     routed: bool
 
 
@@ -90,7 +90,7 @@ def available() -> bool:
 
 
 def communicators() -> list[Communicator]:
-    """Every live communicator that the program made."""
+    """Every live communicator of the program, in creation order."""
     return [
         Communicator(
             key=f"{found.key:016x}" if found.key else "",
@@ -118,13 +118,13 @@ def communicators() -> list[Communicator]:
 
 
 def nccl_version(code: int) -> str:
-    """NCCL's version number as a person writes it: 22803 is 2.28.3, 2708 was 2.7.8."""
+    """NCCL's version code in dotted form: 22803 is 2.28.3, and the older 2708 is 2.7.8."""
     parts = (10000, 100) if code >= 10000 else (1000, 100)
     return f"{code // parts[0]}.{code % parts[0] // parts[1]}.{code % parts[1]}"
 
 
 def path_reason(path: str, version: str, tuner: int | None) -> str:
-    """Why rules for collectives reach NCCL in this way, or not at all."""
+    """Why rules for collectives reach NCCL by this path, or not at all."""
     asked = f"asks weft's tuner plugin (interface v{tuner})" if tuner else "does not ask weft's tuner plugin"
     if path == "config":
         rest = "protocol and chunk by the tuner plugin" if tuner else "protocol and chunk cannot be set"
@@ -144,7 +144,7 @@ def path_reason(path: str, version: str, tuner: int | None) -> str:
 
 
 def expected_path(code: int, environment: Mapping[str, str]) -> tuple[str, int | None]:
-    """How rules would reach an NCCL of this version number, and the tuner interface by which it would ask."""
+    """How rules would reach an NCCL with this version code, and the tuner interface by which it would ask."""
     tuner = next((version for since, version in TUNERS if code >= since), None)
     with_config = code >= _CALL_CONFIG_CODE and environment.get("WEFT_NO_CALL_CONFIG", "0") in ("", "0")
     return ("config" if with_config else "tuner" if tuner else "none"), tuner
@@ -153,7 +153,7 @@ def expected_path(code: int, environment: Mapping[str, str]) -> tuple[str, int |
 def follow_policy() -> None:
     """Apply the rules of this process's policy from its next collective on.
 
-    Concerns all ranks, as `route` does. Raises UnavailableError with the reason where that is not possible.
+    Like `route`, this affects all ranks. Raises UnavailableError with the reason if that is not possible.
     """
     reason = nccl_binding.nccl_follow_policy()
     if reason:
@@ -161,7 +161,7 @@ def follow_policy() -> None:
 
 
 def why_no_rules() -> str:
-    """Why rules for collectives cannot be applied on this rank; empty where they can be."""
+    """Why rules for collectives cannot be applied on this rank; empty if they can."""
     found = communicators()
     if not found:
         return nccl_binding.NO_COMMUNICATOR
@@ -170,12 +170,12 @@ def why_no_rules() -> str:
 
 
 def preparable() -> list[tuple[str, int]]:
-    """Key and size of each communicator that `prepare` can make a sibling of, on this rank."""
+    """The key and size of each communicator that `prepare` can make a sibling of on this rank."""
     return [(c.key, c.size) for c in communicators() if c.key and c.collectives and not c.why_not]
 
 
 def agreed(of_ranks: Iterable[Iterable[tuple[str, int]]]) -> list[str]:
-    """Keys of the communicators that all of their ranks can prepare, from each rank's `preparable()`."""
+    """The keys of the communicators that all of their ranks can prepare, from each rank's `preparable()`."""
     able = Counter((key, size) for found in of_ranks for key, size in found)
     return sorted(key for (key, size), count in able.items() if count == size)
 
@@ -183,10 +183,10 @@ def agreed(of_ranks: Iterable[Iterable[tuple[str, int]]]) -> list[str]:
 def prepare(ctas: int, timeout_s: float, keys: Collection[str] | None = None) -> None:
     """Make a sibling with at most `ctas` CTAs of every communicator that has carried collectives.
 
-    Collective over all ranks. `keys`: only these, as `agreed` gives them; without, a rank that can split a
-    communicator waits for one that cannot, until the deadline. Raises UnavailableError with the reason; the
-    program's communicators stay in use. After a failure on any rank no rank may `route` to this limit: let
-    the ranks agree first.
+    All ranks must call it. `keys` selects the communicators, as `agreed` returns them; if it is None, a rank
+    that can split a communicator waits until the deadline for a rank that cannot. Raises UnavailableError
+    with the reason; the program's communicators then stay in use. If any rank fails, no rank may `route` to
+    this limit, so the ranks must exchange their results first.
     """
     _check(ctas)
     numbers = None if keys is None else [int(key, 16) for key in keys]
@@ -199,8 +199,8 @@ def route(ctas: int | None) -> None:
     """From the next collective on, use the siblings with this limit; None: the program's own communicators.
 
     Takes effect between groups, never inside one. Point-to-point calls and captured calls are not routed: a
-    group that holds both uses the sibling for its collectives and the original for the rest, on every rank.
-    The first collective on a sibling connects it and takes longer.
+    group that also has such calls uses the sibling for its collectives and the original communicator for
+    them, on every rank. The first collective on a sibling takes longer, because it connects the sibling.
     """
     if ctas is not None:
         _check(ctas)
@@ -210,7 +210,7 @@ def route(ctas: int | None) -> None:
 
 
 def release() -> None:
-    """Destroy the siblings that `route` does not use now. Every rank must; nothing may run on them."""
+    """Destroy the siblings that `route` does not use now, on every rank. Nothing may be running on them."""
     reason = nccl_binding.nccl_release()
     if reason:
         raise UnavailableError(reason)
@@ -219,7 +219,7 @@ def release() -> None:
 def calls() -> list[CommunicatorCall]:
     """The latest collective calls, oldest first (up to 4096).
 
-    Where several ranks of a communicator live in this process, those of the first.
+    If several ranks of a communicator live in this process, only the calls of the first are listed.
     """
     return [
         CommunicatorCall(
@@ -237,9 +237,9 @@ def calls() -> list[CommunicatorCall]:
 def on_call(callback: Callable[[str, int], None] | None, key: str | None = None, every: int = 1) -> None:
     """Run `callback(key, collectives)` on the calling thread, after `every` collectives of one communicator.
 
-    `key` None: the first communicator that has carried a collective. Never inside an NCCL group or a capture:
-    then at the next boundary. What it raises is logged, not passed on to the program. One callback at a time;
-    None removes it.
+    It never runs inside an NCCL group or a capture, but at the next boundary instead. If `key` is None, it
+    follows the first communicator that has carried a collective. Its exceptions are logged and do not reach
+    the program. There is one callback at a time; None removes it.
     """
     if every < 1:
         raise UsageError(f"every {every} is not valid; use 1 or more")

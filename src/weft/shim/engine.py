@@ -1,7 +1,7 @@
-"""Copy engines for collectives (comm.engine dma): how many collectives were copied, and why others were not.
+"""Copy engines for collectives (comm.engine dma): how many collectives they copied, and why not the others.
 
 NCCL 2.28 and newer copies instead of launching a kernel if a communicator asks for zero CTAs and the buffers
-are in symmetric windows. Otherwise it launches its kernels silently. The shim counts both.
+are in symmetric windows. Otherwise it silently launches its kernels. The shim counts both.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _REASONS = {
     "engine_own_policy": "its communicator does not ask for zero CTAs (NCCL_CTA_POLICY, a policy set by "
     "the program, ncclCommInitAll, or a configuration that NCCL refused)",
 }
-"""By counter: why a collective was not copied."""
+"""Keyed by counter: why a collective was not copied."""
 _NO_COLLECTIVE = "comm.engine dma is not applied: no process of this job called an NCCL collective"
 
 
 _NOTES = "copies.{}.json"
-"""In the job's folder, by process."""
+"""File name in the job's folder, one file per process."""
 
 
 def leave_note(text: str) -> None:
-    """From a process of a job: what represents copies by copy engines in it, where they are not real."""
+    """From a process of a job: note what stands in for copies by copy engines, if they are not real."""
     folder = os.environ.get("WEFT_JOB")
     if not folder:
         return
@@ -52,7 +52,7 @@ def leave_note(text: str) -> None:
 
 
 def read_notes(folder: Path) -> list[str]:
-    """What the processes of a job left, each text once."""
+    """The notes that the processes of a job left, without duplicates."""
     found = [read_object(path) for path in sorted(folder.glob(_NOTES.format("*")))] if folder.is_dir() else []
     return list(dict.fromkeys(str(note["as"]) for note in found if "as" in note))
 
@@ -60,9 +60,10 @@ def read_notes(folder: Path) -> list[str]:
 def engine_report(
     counts: Mapping[str, Any], asked: bool, represented_as: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The key `engine` of `weft run --stats`; `asked`: the job was started with comm.engine dma.
+    """The value of the key `engine` in `weft run --stats`.
 
-    `represented_as`: with ghosts of a node, what stands for the copies.
+    `asked`: the job was started with comm.engine dma. `represented_as`: what stands in for the copies, with
+    ghost ranks of a node.
     """
     why = [f"{counts[name]:,}: {text}" for name, text in _REASONS.items() if counts[name]]
     copied, unsure = counts["engine_copied"], counts["engine_unsure"]
@@ -82,7 +83,7 @@ def engine_report(
 
 
 def engine_summary(report: Mapping[str, Any]) -> str:
-    """One line about the copy engines, or nothing if they were not requested."""
+    """One line about the copy engines; empty if they were not requested."""
     if not report["asked"]:
         return ""
     if report["why"] == [_NO_COLLECTIVE]:
@@ -97,7 +98,7 @@ def engine_summary(report: Mapping[str, Any]) -> str:
 
 
 def kernels_in_traces(paths: Iterable[Path]) -> dict[str, int]:
-    """SM kernels of collectives that copy engines could serve, by name, in traces of `weft run --trace`."""
+    """Counts, by name, of SM kernels for collectives that copy engines could serve, in weft's traces."""
     found: Counter[str] = Counter()
     for path in paths:
         for event in json.loads(path.read_text(encoding="utf-8"))["traceEvents"]:
@@ -108,7 +109,7 @@ def kernels_in_traces(paths: Iterable[Path]) -> dict[str, int]:
 
 
 def traced_summary(kernels: Mapping[str, int]) -> str:
-    """One line about what the traced steps show."""
+    """One line about the SM kernels that the traced steps show."""
     if not kernels:
         return "traced steps: no SM kernel for an all-gather, all-to-all, gather or scatter"
     named = ", ".join(f"{count} of {name.partition('(')[0]}" for name, count in kernels.items())

@@ -1,11 +1,12 @@
-"""What CUDA events cost, and how long the GPU takes to do what the host asks: when kernels ran.
+"""Computes when kernels ran, from CUDA events, their cost, and the delay between a host call and the GPU.
 
-An event fires some time after the kernel in front of it has ended, and the kernel behind it starts some time
-later still. On an H200 both together take 2.4 us if nothing else happens, 5 us while the host submits work,
-and up to 8 us while collectives load the memory. So the tracer measures it in place: behind some kernels
-stands an empty kernel of its own between two events.
+An event fires some time after the preceding kernel has ended, and the next kernel starts some time after the
+event. On an H200 both delays together take 2.4 us if nothing else happens, 5 us while the host submits work,
+and up to 8 us while collectives load the memory. The tracer therefore measures the delay in place: after some
+kernels it inserts a probe, an empty kernel between two events.
 
-Runs inside users' programs: standard library only. Times are integer nanoseconds of CLOCK_MONOTONIC.
+Runs inside users' programs, so it uses only the standard library. Times are integer nanoseconds of
+CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -21,39 +22,39 @@ from weft.shim.interval_sets import inside, union_spans
 from weft.shim.tracer import Recording
 
 PLACED_LATENCY_NS = 12_000
-"""From a collective's placement to the event behind its stamp, at most: more is a wait for SMs."""
+"""Most time from a collective's placement to the event after its stamp; a longer time is a wait for SMs."""
 USUAL_LATENCY_NS = 8_000
-"""Where every collective of a recording waited, so that the latency cannot be derived from it."""
+"""Assumed latency if every collective of a recording waited, so that it cannot be derived from them."""
 
 SUBMITTED_NS = 4_000
-"""An event that fires so soon after its submission shows only that the operation was over by then."""
+"""An event that fires within this time of its submission shows only that the operation had already ended."""
 LATE_NS = 1_000
-"""Delays this much above the smallest nearby are those of an idle stream."""
+"""Delays at most this much above the smallest one nearby are those of an idle stream."""
 NEIGHBOURS = 128
 EMPTY_NS = 620
-"""What a profiler shows for a kernel that does nothing."""
+"""The duration that a profiler shows for an empty kernel."""
 MOST_OVERHEAD_NS = 10_000
 LEAST_PROBES, NEAR_PROBES = 3, 15
 END_SHARE = 0.65
-"""How much of what events cost more in place lies between the end of a kernel and the event behind it; the
-rest lies between that event and the next kernel. From an H200."""
+"""The share of an event's excess cost that lies between the end of a kernel and the event; the remaining cost
+lies between the event and the next kernel. Measured on an H200."""
 BUSY_STREAM, HELD_STREAM, IDLE_STREAM = "busy", "held", "idle"
-"""Streams on which events cost different times: with work queued, held back by the tracer, without work."""
+"""Kinds of streams, on which events cost different times: with work queued, held back by the tracer, idle."""
 DOORBELL_SHARE = 0.4
-"""How much later than an event a kernel of an idle stream starts, as a share of the time between an event and
-the kernel queued behind it. From an H200, where it is 1.0 of 2.4 us."""
+"""How much later than an event a kernel on an idle stream starts, as a share of the time between an event and
+the kernel queued behind it. Measured on an H200, where it is 1.0 of 2.4 us."""
 
 
 class EventClock:
-    """Of one recording. The clocks of host and GPU drift, so delays are taken from the neighbourhood."""
+    """The timing of one recording. The host and GPU clocks drift, so delays come from nearby launches."""
 
     def __init__(self, recording: Recording) -> None:
         spin_ns, twice_ns, stamp_ns, _ = recording.header.calibrated_ns
         self.overhead_ns = _overhead(spin_ns, twice_ns, stamp_ns)
-        """From an event to the start of the kernel behind it, where all is queued and the host is idle."""
+        """From an event to the start of the next kernel, if all work is queued and the host is idle."""
         self.doorbell_ns = round(DOORBELL_SHARE * self.overhead_ns)
         self.stamp_ns = min(max(stamp_ns - self.overhead_ns, 0), MOST_OVERHEAD_NS)
-        """From the start of a stamp to the event behind it."""
+        """From the start of a stamp to the following event."""
         found = [
             (s.host_ns, s.before_ns - s.host_front_ns, s.before_ns - s.host_ns)
             for s in recording.spans
@@ -72,9 +73,10 @@ class EventClock:
         self.latency_ns = self._placed_latency(recording.spans)
 
     def _valid_probes(self, spans: Iterable[Any]) -> list[tuple[Any, int]]:
-        """Spans with an empty kernel behind them, and how much longer it took than on an idle GPU.
+        """Spans followed by a probe, and how much longer the probe took than on an idle GPU.
 
-        Only if all was queued before the GPU reached it: otherwise the host's calls are between the events.
+        A probe is valid only if the host had queued all of it before the GPU reached it. Otherwise the time
+        between its events contains the host's calls.
         """
         found = []
         for raw in spans:
@@ -85,16 +87,16 @@ class EventClock:
         return found
 
     def delay_ns(self, host_ns: int) -> int | None:
-        """From the return of a call to its start on the GPU."""
+        """The time from a host call to its execution on the GPU; None if no event is known."""
         if not self._starts:
             return None
         i = max(0, bisect_right(self._starts, host_ns) - 1)
         return round(min(self._delays[max(0, i - 1) : i + 2]))
 
     def earliest_ns(self, raw: Any, free_ns: int) -> tuple[int, bool]:
-        """When an operation starts unless it has to wait for SMs, and whether its stream waited for the host.
+        """When an operation starts unless it waits for SMs, and whether its stream waited for the host.
 
-        The stream is free at `free_ns`.
+        The stream becomes free at `free_ns`.
         """
         ready_ns = max(raw.before_ns, free_ns)
         delay_ns = self.delay_ns(raw.host_ns)
@@ -120,18 +122,21 @@ class EventClock:
         if self._at_once(raw):
             return earliest_ns
         gap_ns = raw.placed_ns - earliest_ns
-        if gap_ns > 3 * self.latency_ns:  # the stamp was in the queue behind it
+        if gap_ns > 3 * self.latency_ns:  # the stamp was already queued behind the collective
             late_ns = round(END_SHARE * self._probes.excess_ns(raw.placed_ns, BUSY_STREAM))
             return int(raw.placed_ns - self.stamp_ns - late_ns)
         return int(earliest_ns + max(0, gap_ns - self.latency_ns))
 
     def _at_once(self, raw: Any) -> bool:
-        """Whether a collective was placed before the event for its placement had been submitted."""
+        """Whether a collective was placed before the event for its placement was submitted."""
         delay_ns = self.delay_ns(raw.host_ns)
         return delay_ns is not None and bool(raw.placed_ns <= raw.host_placed_ns + delay_ns + SUBMITTED_NS)
 
     def _placed_latency(self, spans: Iterable[Any]) -> int:
-        """From a collective's placement on free SMs to the event behind its stamp: the smallest observed."""
+        """The smallest observed time from a collective's placement to the event after its stamp.
+
+        That is the time on free SMs.
+        """
         both = [s for s in spans if s.placed_ns >= 0 and s.before_ns >= 0 and not self._at_once(s)]
         gaps = (s.placed_ns - self.earliest_ns(s, -1)[0] for s in both)
         least = min((gap for gap in gaps if gap >= 0), default=USUAL_LATENCY_NS)
@@ -139,7 +144,11 @@ class EventClock:
 
 
 def _overhead(spin_ns: int, twice_ns: int, stamp_ns: int) -> int:
-    """By an empty kernel between two events; where there is none, by two kernels of known difference."""
+    """The cost of an event on an idle GPU.
+
+    Derived from an empty kernel between two events, or else from two kernels of known difference; 0 if the
+    tracer measured neither.
+    """
     if stamp_ns >= 0:
         found = stamp_ns - EMPTY_NS
     elif spin_ns >= 0 and twice_ns >= 0:
@@ -150,7 +159,7 @@ def _overhead(spin_ns: int, twice_ns: int, stamp_ns: int) -> int:
 
 
 class _Probes:
-    """How much more than on an idle GPU events cost in place, while collectives run and while none does."""
+    """How much more events cost in place than on an idle GPU, while collectives run and while none runs."""
 
     def __init__(self, spans: Iterable[Any], valid: Iterable[tuple[Any, int]]) -> None:
         self._comm = union_spans(
@@ -168,7 +177,7 @@ class _Probes:
             found.sort()
 
     def excess_ns(self, at_ns: int, kind: str) -> int:
-        """At a moment, on such a stream: the median of the nearest probes of the same kind."""
+        """The excess cost at `at_ns` on a stream of this kind: the median of the nearest such probes."""
         during = self._in_comm(at_ns)
         found = self._found.get((kind, during), [])
         if len(found) < LEAST_PROBES and kind != IDLE_STREAM:

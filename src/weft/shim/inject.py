@@ -1,4 +1,4 @@
-"""Starting programs under the shim: the job's folder, the environment, and what could keep it out."""
+"""Starts programs under the shim: the job's folder, the environment, and a check that the shim loads."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ PRELOAD_FAILURE = "cannot be preloaded"
 
 
 TRACE_PATIENCE_S = 60.0
-"""How long after the first launch a trace waits for a torch program's step to show itself."""
+"""How long after the first launch a trace waits for the first step of a torch program."""
 
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """Which part of a program to trace: `steps` after `after` others; seconds where no step is known."""
+    """The part of a program to trace: `steps` steps after the first `after`; seconds if steps are unknown."""
 
     steps: int
     after: int
 
 
 def library_path() -> Path:
-    """The compiled shim; raises with the fix where it is missing."""
+    """The compiled shim; if it is missing, raises an error that says how to fix it."""
     path = Path(__file__).with_name(LIBRARY)
     if not path.is_file():
         raise UnavailableError(
@@ -53,27 +53,27 @@ def library_path() -> Path:
 
 
 def environment(policy: Policy, folder: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with what starts a program, and all its children, under the shim and this policy."""
+    """`base` plus the variables that start a program and all its children under the shim and this policy."""
     env = apply.start_environment(policy, base)
     env["LD_PRELOAD"] = _preload(_preloadable(folder), env.get("LD_PRELOAD", ""))
     env["WEFT_JOB"] = str(folder)
-    # A program built with AddressSanitizer refuses to start with another library in front of its runtime. The
-    # shim defines nothing that the sanitizer intercepts, so their order does not matter.
+    # A program built with AddressSanitizer refuses to start if another library precedes its runtime. The shim
+    # defines nothing that the sanitizer intercepts, so their order does not matter.
     env["ASAN_OPTIONS"] = ":".join(filter(None, (env.get("ASAN_OPTIONS"), "verify_asan_link_order=0")))
     return env
 
 
 TUNE_VARIABLE, APPLY = "WEFT_TUNE", "apply"
-"""Environment variable: whether torch loads live tuning; with this value it only applies the policy."""
+"""Environment variable: if set, torch loads live tuning; with the value APPLY, only to apply the policy."""
 
 
 def tuning_environment(policy: Policy, base: Mapping[str, str], *, search: bool = True) -> dict[str, str]:
-    """`base` with what makes torch, in this job only, load the part of weft that tunes it while it runs.
+    """`base` plus the variables that make torch programs of this job load weft's live tuning.
 
-    Without `search` it only applies the framework controls of the policy.
-    PYTHONPATH keeps its value, empty entries (the current folder) included; ours comes last.
-    NCCL asks weft's tuner plugin, so that rules can be tried; not where the job sets a CTA policy, which NCCL
-    follows only in part where there is a plugin.
+    Without `search`, it only applies the framework controls of the policy.
+    PYTHONPATH keeps its value, including empty entries (the current folder); weft's entry comes last.
+    NCCL asks weft's tuner plugin, so that live tuning can try rules. If the job sets a CTA policy, it does
+    not, because NCCL follows a CTA policy only in part when it has a plugin.
     """
     asked = search and not base.get("NCCL_CTA_POLICY")
     return {
@@ -87,7 +87,7 @@ def tuning_environment(policy: Policy, base: Mapping[str, str], *, search: bool 
 
 
 def steps_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with what makes torch programs publish their step times for `weft top` and `--metrics`."""
+    """`base` plus the variables that make torch programs publish steps for `weft top` and `--metrics`."""
     return {
         **base,
         "PYTHONPATH": _with_autoload(base.get("PYTHONPATH", "")),
@@ -97,12 +97,12 @@ def steps_environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 OPS_VARIABLE, BY_PICK, REPLACE_ALL = "WEFT_OPS", "pick", "all"
-"""Environment variable: what `weft run --ops` replaces by fused operations. On GPUs where the pick promises a
-gain (the default), or everywhere regardless of the gain (for tests)."""
+"""Environment variable: where `weft run --ops` uses fused operations. `pick` (the default): on GPUs where the
+pick predicts a gain; `all`: everywhere, regardless of the gain (for tests)."""
 
 
 def ops_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with what makes torch programs use fused operations."""
+    """`base` plus the variables that make torch programs use fused operations."""
     return {
         **base,
         OPS_VARIABLE: base.get(OPS_VARIABLE) or BY_PICK,
@@ -118,13 +118,13 @@ def _with_autoload(path: str) -> str:
 
 
 def _preload(library: str, given: str) -> str:
-    """`given` with the shim first; once, where one weft runs another."""
+    """`given` with the shim first; only once if one weft runs another."""
     others = [name for name in re.split("[ :]+", given) if name and name != library]
     return ":".join([library, *others])
 
 
 def tracing_environment(trace: TraceRequest, base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with what makes the shim, and torch where there is one, record a trace in every process."""
+    """`base` plus the variables that make the shim, and torch if used, record a trace in every process."""
     patience_s = float(base.get("WEFT_TRACE_PATIENCE_S", TRACE_PATIENCE_S))
     return {
         **base,
@@ -135,7 +135,7 @@ def tracing_environment(trace: TraceRequest, base: Mapping[str, str]) -> dict[st
 
 
 def _preloadable(folder: Path) -> str:
-    """The shim by a name that LD_PRELOAD can hold: it separates by spaces and colons, and knows no quotes."""
+    """A path of the shim that LD_PRELOAD can hold: the loader splits at spaces and colons, unquoted."""
     library = library_path()
     if not any(character.isspace() or character == ":" for character in str(library)):
         return str(library)
@@ -148,7 +148,7 @@ def _preloadable(folder: Path) -> str:
 
 
 def check_preload(env: Mapping[str, str]) -> None:
-    """Raise where the loader cannot load the shim. Other libraries in LD_PRELOAD are its own business."""
+    """Raise if the loader cannot load the shim. Errors about other libraries in LD_PRELOAD are ignored."""
     true = shutil.which("true") or "/bin/true"
     checked = {**env, "LC_ALL": "C"}
     checked.pop("WEFT_JOB", None)
@@ -165,10 +165,10 @@ def check_preload(env: Mapping[str, str]) -> None:
 
 
 class Job:
-    """What a program and its children share with weft while they run: a folder, removed at the end.
+    """The folder that a program and its children share with weft while they run; removed at the end.
 
-    Where no folder can be written (a full or read-only disk), the policy lives in memory: it holds all the
-    same, only nothing is counted, and `problem` says so.
+    If no folder can be written (a full or read-only disk), the policy is kept in memory: it still applies,
+    but nothing is counted, and `problem` says so.
     """
 
     folder: Path
@@ -230,7 +230,7 @@ class Job:
         return tracing_environment(self.trace, env) if self.trace else env
 
     def set_policy(self, policy: Policy) -> None:
-        """Change the policy of every process of the job, while it runs."""
+        """Change the policy of every process of the running job."""
         binding.write_policy(job_folder.control(self.folder), policy)
 
     def keep_alive(self) -> None:
@@ -238,7 +238,7 @@ class Job:
         job_folder.touch(self.folder)
 
     def leave_outcome(self, counted: dict[str, Any]) -> None:
-        """Let those who watch the job have the figures of its end: `counted` as in `weft run --stats`."""
+        """Publish the job's final figures for those who watch it; `counted` is as in `weft run --stats`."""
         facts = ("pid", "rank", "command", "launches", "comm_launches", "shaped", "comm_bytes")
         tuning = counted.get("tuning") or {}
         outcome = {
@@ -249,14 +249,14 @@ class Job:
         job_folder.leave_outcome(self.folder, outcome)
 
     def collect(self) -> dict[str, Any]:
-        """What was counted so far, in all processes."""
+        """The counters of all processes so far."""
         counted = stats.collect(self.folder)
         notes = read_notes(self.folder)
         return {**counted, "engine": engine_report(counted, self.policy.engine == "dma", notes)}
 
 
 def attach(folder: str | os.PathLike[str]) -> Job:
-    """A job that runs already, from outside: `folder` is WEFT_JOB in the environment of its processes."""
+    """A running job, seen from outside: `folder` is WEFT_JOB in the environment of its processes."""
     job = Job()
     job.folder = Path(folder)
     if not job_folder.control(job.folder).is_file():

@@ -1,4 +1,4 @@
-"""Sets of intervals of time: unions, lengths and what two of them have in common."""
+"""Sets of time intervals: unions, lengths and intersections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TimeSpan = tuple[int, int]
 
 
 def union_spans(intervals: Iterable[TimeSpan]) -> list[TimeSpan]:
-    """The same time as disjoint intervals, in order."""
+    """The union of the intervals, as disjoint intervals in order."""
     merged: list[TimeSpan] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -24,7 +24,7 @@ def total(intervals: Iterable[TimeSpan]) -> int:
 
 
 def common(first: Sequence[TimeSpan], second: Sequence[TimeSpan]) -> int:
-    """How long both last at once; both disjoint and in order."""
+    """The length of the intersection. Both arguments must be disjoint and in order."""
     starts = [start for start, _ in second]
     shared = 0
     for start, end in first:
@@ -36,6 +36,6 @@ def common(first: Sequence[TimeSpan], second: Sequence[TimeSpan]) -> int:
 
 
 def inside(at: int, intervals: Sequence[TimeSpan], starts: Sequence[int]) -> bool:
-    """Whether a moment lies in one of disjoint intervals, which begin at `starts`."""
+    """Whether the time `at` lies in one of the disjoint intervals, whose start times are `starts`."""
     i = bisect_right(starts, at) - 1
     return i >= 0 and at < intervals[i][1]

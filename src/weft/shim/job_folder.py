@@ -1,11 +1,11 @@
-"""The folder of a job: made, kept from cleaners, and removed, also after a weft that was killed.
+"""The folder of a job: created, protected from cleaners of temporary files, and removed, even after a crash.
 
 Its owner holds a lock on the folder for as long as it lives. `systemd-tmpfiles` skips locked folders; older
-cleaners go by age, so a long job touches its files. A folder without a lock belongs to a weft that was
-killed: the next start removes it.
+cleaners go by age, so a long job touches its files. An unlocked folder belongs to a weft that was killed; the
+next weft that starts removes it.
 
-For `weft top` and `weft run --metrics`, `job.json` in the folder says what runs, and `outcome.json` has the
-final figures.
+For `weft top` and `weft run --metrics`, `job.json` in the folder describes the job, and `outcome.json` holds
+the final figures.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _UNFINISHED_S = 3600.0
 _SHARED_MEMORY = "/dev/shm"
 _DESCRIPTION = "job.json"
 OUTCOME = "outcome.json"
-"""Empty until the job has ended."""
+"""File name of the final figures; the file is empty until the job has ended."""
 
 
 def create(control: bytes, description: dict[str, Any]) -> tuple[Path, int]:
-    """A new folder with this control file and description, and its lock.
+    """Create a folder with this control file and description; returns the folder and its lock.
 
-    Whoever sees the folder sees all of that. Raises OSError where no folder can be written.
+    The folder appears under its name only when it is complete. Raises OSError if no folder can be written.
     """
     problem: OSError | None = None
     for parent in _parents():
@@ -61,7 +61,7 @@ def _parents() -> Iterator[Path]:
 
 
 def _create_in(parent: Path, control_image: bytes, description: dict[str, Any]) -> tuple[Path, int]:
-    made = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=parent))  # no leftover yet: a name of its own
+    made = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=parent))  # not locked yet: this prefix protects it
     try:
         (made / "control").write_bytes(control_image)
         describe_job(made, description)
@@ -76,9 +76,9 @@ def _create_in(parent: Path, control_image: bytes, description: dict[str, Any]) 
 
 
 def in_memory(control_image: bytes) -> tuple[Path, int]:
-    """A control file that is in no file system, and its descriptor; there is no folder for counters.
+    """A control file in memory, outside any file system, and its descriptor; there is no folder for counters.
 
-    A limit of file sizes holds for memory too: the file then has only a part, and the shim has no policy.
+    A file size limit (ulimit -f) also applies to memory files: if it cuts the file, the shim has no policy.
     """
     number = os.memfd_create("weft-control", os.MFD_CLOEXEC)
     with suppress(OSError):
@@ -92,7 +92,7 @@ def control(folder: Path) -> Path:
 
 
 def describe_job(folder: Path, description: dict[str, Any]) -> None:
-    """Leave a description of the job in its folder; a full disk costs the description, not the job."""
+    """Write the job's description to its folder; if the disk is full, the job runs without one."""
     if not folder.is_dir():
         return
     try:
@@ -103,7 +103,7 @@ def describe_job(folder: Path, description: dict[str, Any]) -> None:
 
 
 def leave_outcome(folder: Path, outcome: dict[str, Any]) -> None:
-    """Write the job's final figures in place, for readers that hold the file open after the end."""
+    """Write the job's final figures in place, for readers that keep the file open after the job ends."""
     try:
         with (folder / OUTCOME).open("r+", encoding="utf-8") as file:
             file.write(json.dumps(outcome))
@@ -112,12 +112,12 @@ def leave_outcome(folder: Path, outcome: dict[str, Any]) -> None:
 
 
 def description(folder: Path) -> dict[str, Any]:
-    """What `describe_job` left there; empty where there is nothing to read."""
+    """The description that `describe_job` wrote; empty if it cannot be read."""
     return read_object(folder / _DESCRIPTION)
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a job's folder; empty where it has none that can be read."""
+    """The JSON object in a file of a job's folder; empty if there is none or it cannot be read."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             return parse_object(file.read())
@@ -137,7 +137,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 
 def job_folders() -> Iterator[Path]:
-    """Every job folder on this machine, of any user and in use or not."""
+    """Every job folder on this machine, of any user, whether in use or not."""
     for parent in _parents():
         try:
             names = sorted(entry.name for entry in os.scandir(parent) if entry.name.startswith(_PREFIX))
@@ -148,7 +148,7 @@ def job_folders() -> Iterator[Path]:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether the weft that made this folder still lives: it holds a lock on the folder."""
+    """Whether the weft that created this folder still runs, and therefore holds the folder's lock."""
     try:
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -182,7 +182,7 @@ def remove(folder: Path, lock: int) -> None:
 
 
 def _remove_leftovers(parent: Path) -> None:
-    """Folders of this user that no living weft holds."""
+    """Remove this user's folders that no running weft has locked."""
     try:
         found = list(os.scandir(parent))
     except OSError as error:

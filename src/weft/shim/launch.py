@@ -17,11 +17,11 @@ from weft.shim import signals
 
 STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 ENOUGH = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM)
-"""Who sends these does not wait for a report."""
+"""Signals that end weft at once, without a report: their sender does not want to wait."""
 
 
 def original_environment() -> dict[str, str]:
-    """The environment that weft was started with: Python itself may add LC_CTYPE (PEP 538)."""
+    """The environment that weft was started with, without the LC_CTYPE that Python may add (PEP 538)."""
     env = dict(os.environ)
     with suppress(OSError):
         given = Path("/proc/self/environ").read_bytes()
@@ -31,7 +31,7 @@ def original_environment() -> dict[str, str]:
 
 
 def hold_signals() -> set[int | signal.Signals]:
-    """Block signals until `run` passes them on; returns the mask before, for `run`."""
+    """Block signals until `run` forwards them; returns the previous mask, which `run` needs."""
     return signal.pthread_sigmask(signal.SIG_BLOCK, signals.ALL)
 
 
@@ -44,19 +44,19 @@ def run(
     every_s: float = 3600.0,
     now_and_then: Callable[[], None] = lambda: None,
 ) -> int:
-    """Run `command`, with this mask of signals, to its end; returns its wait status.
+    """Run `command` with the signal mask `mask` until it ends; returns its wait status.
 
-    Every signal that can be caught is blocked meanwhile (`hold_signals`) and passed on as it comes, so none
-    ends weft and with it the program. Standard input and output are closed unless in `keep`: a reader must
-    see the program close them. `now_and_then` runs every `every_s` seconds. When the command has ended,
-    signals stay blocked: `end` lets them through, once none of them can change the status any more.
+    Every signal that can be caught is blocked meanwhile (`hold_signals`) and forwarded as it arrives, so no
+    signal ends weft and thereby the program. weft closes its own standard input and output unless they are in
+    `keep`, so that a reader sees the program close them. `now_and_then` runs every `every_s` seconds. Signals
+    stay blocked after the command has ended: `end` unblocks them once they can no longer change the status.
     """
     hold_signals()
     inherited = signals.inherited()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep the exit status from us
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignoring it would discard the exit status
     witness = signals.Witness()
     try:
-        early = signal.sigpending() - {signal.SIGCHLD}  # the command was not there to get its own copy
+        early = signal.sigpending() - {signal.SIGCHLD}  # sent before the command existed to get its own copy
         pid = _start(command, env, mask, inherited)
         for number in early:
             info = signal.sigtimedwait({number}, 0)
@@ -74,14 +74,14 @@ def run(
 
 
 def end(status: int, report: Callable[[], None]) -> NoReturn:
-    """Report what was done, then end this process as the command ended, whatever happens to the report."""
+    """Call `report`, then end this process as the command ended, even if the report fails."""
 
     def at_once(number: int, frame: FrameType | None) -> None:
         end_like(status)
 
     try:
         for number in signals.ALL - signals.FAULTS - signals.HARMLESS:
-            with suppress(OSError, ValueError):  # libc keeps a few for itself
+            with suppress(OSError, ValueError):  # libc reserves a few signals
                 signal.signal(number, at_once if number in ENOUGH else signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.ALL)
         report()
@@ -119,7 +119,7 @@ def _start(
 ) -> int:
     if sys.stdout is not None:
         sys.stdout.flush()
-    reader, writer = os.pipe()  # carries the errno of a failed exec; closes by itself when exec succeeds
+    reader, writer = os.pipe()  # carries the errno of a failed exec; closed automatically if exec succeeds
     parent = os.getpid()
     try:
         pid = os.fork()
@@ -145,9 +145,9 @@ def _become(
     mask: set[int | signal.Signals],
     inherited: dict[int, signal.Handlers],
 ) -> NoReturn:
-    """In the child: turn into the command, or report why not."""
+    """In the child: exec the command, or report the error to the parent."""
     try:
-        signals.die_with_parent(parent)  # without weft, a SIGKILL would have hit the command itself
+        signals.die_with_parent(parent)  # without weft, the SIGKILL would have gone to the command itself
         for number, handler in inherited.items():
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -174,7 +174,7 @@ def _let_go(keep: tuple[int, ...]) -> None:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for number in {0, 1} - set(keep):
             with suppress(OSError):
-                os.fstat(number)  # one that was closed stays closed
+                os.fstat(number)  # raises if it was already closed: it then stays closed
                 os.dup2(null, number, inheritable=False)
         if null > 2:
             os.close(null)
@@ -201,7 +201,10 @@ def _attend(pid: int, witness: signals.Witness, every_s: float, now_and_then: Ca
 
 
 def _state_of(pid: int) -> int | None:
-    """The wait status of the command, if it changed. Orphans, which an init process gets, are collected."""
+    """The command's wait status; None if it has not changed.
+
+    Also reaps orphans, which weft inherits if it runs as the init process.
+    """
     while True:
         try:
             found, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
@@ -214,11 +217,11 @@ def _state_of(pid: int) -> int | None:
 
 
 def _stop_like(number: int) -> None:
-    """Stop this process as the command stopped, for the shell that waits for it."""
+    """Stop this process by the same signal as the command, so that the waiting shell sees it stop."""
     if number not in STOPS:
         number = signal.SIGSTOP
     if number != signal.SIGSTOP:
-        signal.sigtimedwait({number}, 0)  # our own copy from the terminal, else we would stop twice
+        signal.sigtimedwait({number}, 0)  # discard our own copy from the terminal, or we would stop twice
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     os.kill(os.getpid(), number)
@@ -227,7 +230,7 @@ def _stop_like(number: int) -> None:
 
 
 def _discard_pending() -> None:
-    """Drop signals that arrived after the command had ended: the exit status is the command's."""
+    """Drop signals that arrived after the command had ended: they must not change the exit status."""
     while signal.sigpending():
         if signal.sigtimedwait(signals.ALL, 0) is None:
             return

@@ -16,7 +16,7 @@ COMM_PATTERNS = 64
 NAME_BYTES = 512
 SHARDS = 16
 CHUNK_ROWS = 16
-MOST_CHUNKS = 512  # of a process file
+MOST_CHUNKS = 512  # per process file
 PAGE = 4096
 
 POLICY_SET, PRIORITY_HIGH, WHEN_OVERLAP, TRACK, HEAD_START_PLACED, ENGINE_DMA = 1, 2, 4, 8, 16, 32
@@ -82,10 +82,10 @@ COUNTERS = (
     "copied_bytes",
 )
 NCCL_OPERATIONS = (*(name for name in NCCL_COLLECTIVES if name != "send_recv"), "send", "recv")
-"""The calls as csrc/nccl.h numbers them: what a rule calls `send_recv` is two of them."""
+"""The calls in the order of csrc/nccl.h; a rule's `send_recv` stands for two of them."""
 NCCL_PATHS = ("none", "config", "tuner", "refused")
-"""How rules for collectives reach NCCL: not at all, by each call's configuration, by the tuner plugin.
-`refused`: a configuration was not taken, and plain calls are made."""
+"""How rules for collectives reach NCCL: not at all, by each call's configuration, or by the tuner plugin.
+`refused`: NCCL refused a configuration, and weft makes plain calls."""
 
 
 class CRule(ctypes.Structure):
@@ -156,7 +156,7 @@ class CChunk(ctypes.Structure):
 
 
 class CHead(ctypes.Structure):
-    """What a process's file begins with; chunks of rows follow from the next page on."""
+    """The head of a process's file; chunks of rows follow from the next page on."""
 
     _fields_ = (
         ("magic", c_char * 8),

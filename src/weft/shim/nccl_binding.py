@@ -55,12 +55,12 @@ class CCall(ctypes.Structure):
 
 
 _CALLBACK = ctypes.CFUNCTYPE(None, c_uint64, c_uint64)
-_callbacks: list[Any] = []  # a thread may still be inside one that was removed
+_callbacks: list[Any] = []  # never emptied: a thread may still be running a callback that was removed
 
 
 @cache
 def _nccl() -> Any:
-    """The shim's functions for NCCL, or None where it is not in this process."""
+    """The shim's functions for NCCL; None if the shim is not loaded in this process."""
     if attach() is None:
         return None
     shim = ctypes.CDLL(None)
@@ -93,13 +93,13 @@ def _nccl() -> Any:
 
 
 def nccl_seen() -> bool:
-    """Whether a communicator was made in this process."""
+    """Whether this process has created a communicator."""
     shim = _nccl()
     return shim is not None and bool(shim.weft_nccl_seen())
 
 
 def nccl_list() -> list[CCommunicator]:
-    """Every live communicator, in the order of creation."""
+    """Every live communicator, in creation order."""
     shim = _nccl()
     if shim is None:
         return []
@@ -122,7 +122,10 @@ def nccl_calls() -> list[CCall]:
 
 
 def nccl_prepare(ctas: int, timeout_s: float, keys: Collection[int] | None = None) -> str:
-    """Empty, or why not. `keys`: of these communicators only."""
+    """Make siblings with at most `ctas` CTAs. Returns "" or why not.
+
+    `keys` selects the communicators; None means all.
+    """
     if _nccl() is not None and not nccl_seen():
         return NO_COMMUNICATOR
     if keys is None:
@@ -131,17 +134,17 @@ def nccl_prepare(ctas: int, timeout_s: float, keys: Collection[int] | None = Non
 
 
 def nccl_route(ctas: int) -> str:
-    """Empty, or why not. 0: the program's own communicators."""
+    """Use the siblings with this limit; 0: the program's own communicators. Returns "" or why not."""
     return _asked("weft_nccl_route", ctas)
 
 
 def nccl_follow_policy() -> str:
-    """Apply the rules of this process's policy to its next collective on; empty, or why not."""
+    """Apply the rules of this process's policy from its next collective on. Returns "" or why not."""
     return _asked("weft_nccl_follow_policy")
 
 
 def nccl_release() -> str:
-    """Empty, or why not."""
+    """Destroy the siblings that are not in use. Returns "" or why not."""
     return _asked("weft_nccl_release")
 
 
@@ -155,9 +158,9 @@ def _asked(name: str, *arguments: Any) -> str:
 
 
 def nccl_on_call(callback: Callable[[int, int], None] | None, key: int, every: int) -> None:
-    """Have `callback(key, count)` run after collectives; None: no more."""
+    """Make the shim call `callback(key, count)` after collectives; None removes the callback."""
     if callback is None:
-        if _callbacks:  # else there is nothing to remove, and no reason to load the shim
+        if _callbacks:  # otherwise there is nothing to remove and no reason to load the shim
             _nccl().weft_nccl_on_call(None, 0, 1)
         return
     shim = _nccl()
@@ -176,10 +179,10 @@ def nccl_on_call(callback: Callable[[int, int], None] | None, key: int, every: i
 
 
 class NcclArena:
-    """GPU memory of NCCL's, to be registered as a symmetric window of a communicator."""
+    """GPU memory allocated by NCCL, to be registered as a symmetric window of a communicator."""
 
     def __init__(self, key: int, size: int) -> None:
-        """`key`: of the communicator. Raises UnavailableError where there is no such memory."""
+        """Allocate `size` bytes for the communicator `key`. Raises UnavailableError if that fails."""
         made, memory = ctypes.c_void_p(), ctypes.c_void_p()
         why = _asked("weft_nccl_arena", key, size, ctypes.byref(made), ctypes.byref(memory))
         if why:
@@ -187,18 +190,18 @@ class NcclArena:
         self._made, self.address, self.size = made, memory.value or 0, size
 
     def register(self) -> None:
-        """Make it a window, together with all ranks. Raises UnavailableError with the reason."""
+        """Register the memory as a window, on all ranks together. Raises UnavailableError with the reason."""
         why = _asked("weft_nccl_arena_register", self._made)
         if why:
             raise UnavailableError(why)
 
     def close(self) -> None:
-        """Give the window and the memory back; nothing may use them any more."""
+        """Deregister the window and free the memory; nothing may still be using them."""
         if self._made:
             _nccl().weft_nccl_arena_close(self._made)
             self._made = ctypes.c_void_p()
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """As bytes, for `torch.as_tensor`."""
+        """The memory as an array of bytes, for `torch.as_tensor`."""
         return {"data": (self.address, False), "shape": (self.size,), "typestr": "|u1", "version": 3}

@@ -1,4 +1,4 @@
-"""A policy as the shim's memory holds it: its image, written and read."""
+"""Encodes and decodes a policy's image, the form that it has in the shim's memory."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _NO_LIMIT = 2**64 - 1
 
 @lru_cache(maxsize=64)
 def encode_policy(policy: Policy | None, track: bool = False) -> bytes:
-    """A policy as the shim reads it; None: no policy of this process's own. Residency 0 means unchanged.
+    """A policy as the shim reads it; None: the process has no policy of its own. Residency 0 means unchanged.
 
-    `track`: note which kernels are launched while a collective is in flight, whatever the policy asks for.
+    `track`: count the kernels launched while a collective is in flight, whatever the policy asks for.
     """
     c = CPolicy()
     c.flags = TRACK if track else 0
@@ -74,7 +74,7 @@ def operation_bits(collective: str) -> int:
 
 
 def _encode_comm_rule(rule: CommRule) -> CCommRule:
-    """0 in a field means NCCL's own choice."""
+    """A rule as the shim reads it; 0 in a field means NCCL's own choice."""
     names = NCCL_COLLECTIVES if rule.collective is None else (rule.collective,)
     return CCommRule(
         min_bytes=rule.min_bytes,
@@ -90,16 +90,16 @@ def _encode_comm_rule(rule: CommRule) -> CCommRule:
 
 
 def control_image(policy: Policy | None) -> bytes:
-    """A fresh control file with this policy in it."""
+    """The contents of a new control file with this policy."""
     image = encode_policy(policy)
     head = CControl(CONTROL_MAGIC, LAYOUT_VERSION, ctypes.sizeof(CControl), 2, zlib.adler32(image))
     return bytes(head)[: CControl.policy.offset] + image
 
 
 def policy_in_file(number: int) -> tuple[Policy | None, int]:
-    """The policy in an open control or process file, and its sequence number, which changes with it.
+    """The policy in an open control or process file, and its sequence number, which changes with every write.
 
-    Raises InputError where the file has none, or is being written.
+    Raises InputError if the file has no control block or is being written.
     """
     of_process = os.pread(number, 7, 0) == PROCESS_MAGIC
     size = ctypes.sizeof(CControl)
@@ -118,7 +118,7 @@ def policy_in_file(number: int) -> tuple[Policy | None, int]:
 
 
 def decode_policy(image: bytes) -> Policy | None:
-    """The part of a policy that the shim applies; None: no policy is set there."""
+    """The part of a policy that the shim applies; None if the image sets no policy."""
     c = CPolicy.from_buffer_copy(image)
     if not c.flags & POLICY_SET:
         return None

@@ -1,4 +1,4 @@
-"""Restart: a program that was started without weft starts itself again, under the shim."""
+"""Restarts a program under the shim if it was started without weft."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from weft.errors import UnavailableError
 from weft.shim import binding
 
 RESTARTED = "WEFT_RESTARTED"
-"""Environment variable: this process is a restart already."""
+"""Environment variable: set if this process is already a restart."""
 
 
 def restart() -> None:
-    """Start this program again under `weft run`, unless it was started so; put it first in the program.
+    """Start this program again under `weft run`, unless it already runs there. Call it first in the program.
 
-    Nothing returns to the first process: the program starts again, with the same arguments, and there this
-    call does nothing. What ran before the call runs twice. Works for scripts, modules (`python -m`) and each
-    rank of torchrun; a notebook or a prompt cannot be started again, and gets an error that says so.
+    The call does not return: the program starts again with the same arguments, and there the call does
+    nothing. Code before the call runs twice. Works for scripts, modules (`python -m`) and each rank of
+    torchrun. A notebook or an interactive prompt cannot be started again and gets an error that says so.
     """
     if binding.injected():
         return
@@ -34,7 +34,7 @@ def restart() -> None:
 
 
 def require() -> None:
-    """Raise, with the command and the line that solve it, in a process that was not started by `weft run`."""
+    """Raise if `weft run` did not start this process; the error names the command or line that fixes it."""
     if not binding.injected():
         line = "" if _why_not() else ", or put `weft.restart()` first in the program"
         raise UnavailableError(f"this process was not started by weft run: start it with `{command()}`{line}")

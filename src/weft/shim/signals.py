@@ -1,4 +1,4 @@
-"""Signals between weft, the program it runs, and the process group that both are in."""
+"""Forwards signals between weft, the program it runs, and the process group of both."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FAULTS = frozenset(
 )
 HARMLESS = frozenset((signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH, signal.SIGTSTP))
 _RECORD = struct.Struct("ii")
-_WITNESS_S = 0.05  # a group's signal reaches all of its processes in one system call
-_ANSWER_S = 10.0  # for the witness to say what it got, on a machine with no processor free
-_ASK = max(ALL)  # of all pending signals, a process gets this one last
+_WITNESS_S = 0.05  # short: one system call sends a signal to all processes of a group
+_ANSWER_S = 10.0  # long: the witness must get to run even if no processor is free
+_ASK = max(ALL)  # a process receives this one last of all its pending signals
 _REMEMBER_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "mksh", "busybox", "ash")
-# The terminal driver sends these to the whole foreground group: the program has its own copy.
+# The terminal driver sends these to the whole foreground group, so the program gets its own copy.
 _TERMINAL = frozenset(
     (
         signal.SIGINT,
@@ -41,29 +41,32 @@ _TERMINAL = frozenset(
 
 
 def from_terminal(info: signal.struct_siginfo) -> bool:
-    """Whether the kernel sent this to the whole foreground group."""
+    """Whether the kernel sent this signal to the whole foreground group."""
     return info.si_code > 0 and info.si_signo in _TERMINAL
 
 
 def of_own_write(info: signal.struct_siginfo) -> bool:
-    """Whether a write of this process has caused it, to a pipe without a reader or past the limit of a file's
-    size. Python ignores such signals, but one that is blocked stays pending."""
+    """Whether a write of this process caused this signal.
+
+    A write to a pipe without a reader or past the file size limit does. Python ignores such signals, but a
+    blocked one stays pending.
+    """
     by_itself = info.si_code == 0 and info.si_pid == os.getpid()
     return by_itself and info.si_signo in (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """End this process when `parent` ends, however it ends."""
+    """Make the kernel end this process when `parent` ends, for whatever reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def inherited() -> dict[int, signal.Handlers]:
-    """The dispositions that a program started directly would have inherited, where Python has others.
+    """The dispositions that a program started directly would have inherited, where Python changed them.
 
-    Python ignores SIGPIPE and SIGXFSZ from its start and keeps no note of what they were: they are the
-    default, except under a shell that ignores them (`trap '' PIPE`), whose commands do too.
+    Python ignores SIGPIPE and SIGXFSZ from its start and does not remember their previous dispositions. Those
+    were the default, except under a shell that ignores them (`trap '' PIPE`), whose commands ignore them too.
     """
     found: dict[int, signal.Handlers] = {}
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -88,11 +91,11 @@ def _ignored_by_a_shell(pid: int) -> Iterable[int]:
 
 
 class Witness:
-    """A process of the same group that notes the signals it gets.
+    """A process in the same group that reports the signals it receives.
 
-    A signal sent to the whole group (`kill -TERM -PGID`, `timeout`) has reached the program already and must
-    not be passed on a second time; one sent to weft alone must be. Only another member of the group
-    can distinguish the two.
+    A signal sent to the whole group (`kill -TERM -PGID`, `timeout`) has already reached the program and must
+    not be forwarded; a signal sent to weft alone must be. Only another member of the group can tell the two
+    apart.
     """
 
     def __init__(self) -> None:
@@ -102,7 +105,7 @@ class Witness:
         parent = os.getpid()
         try:
             self.pid = os.fork()
-        except OSError:  # no more processes are allowed: every signal is passed on
+        except OSError:  # no more processes are allowed: every signal is forwarded
             os.close(reader)
             os.close(writer)
             return
@@ -112,9 +115,10 @@ class Witness:
         self._reader = reader
 
     def saw(self, number: int, sender: int) -> bool:
-        """Whether the group got this signal, too.
+        """Whether the whole group got this signal.
 
-        The witness may not have run since. So it is asked, by a signal that it gets after all pending ones.
+        The witness may not have run since. Therefore weft sends it `_ASK`, which it receives after all other
+        pending signals.
         """
         if self.pid < 0:
             return False
@@ -128,7 +132,7 @@ class Witness:
         return answered and self._noted(number, sender, 0.0)
 
     def _noted(self, number: int, sender: int, wait_s: float) -> bool:
-        """Whether the witness has noted this signal by then; a note is used once."""
+        """Whether the witness reports this signal within `wait_s`; consumes the report."""
         deadline = time.monotonic() + wait_s
         while True:
             for record in self._seen:
@@ -161,7 +165,7 @@ class Witness:
 def _watch(writer: int, parent: int) -> NoReturn:
     try:
         die_with_parent(parent)
-        os.closerange(0, writer)  # it must keep no pipe of the program's open
+        os.closerange(0, writer)  # the witness must not hold the program's pipes open
         os.closerange(writer + 1, 4096)
         while True:
             info = signal.sigwaitinfo(ALL)

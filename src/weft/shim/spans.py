@@ -1,6 +1,7 @@
-"""From recorded events to spans: when each kernel, copy and graph of a recording ran, and what overlapped.
+"""Turns recorded events into spans: when each kernel, copy and graph ran, and which of them overlapped.
 
-Runs inside users' programs: standard library only. Times are integer nanoseconds of CLOCK_MONOTONIC.
+Runs inside users' programs, so it uses only the standard library. Times are integer nanoseconds of
+CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from weft.shim.interval_sets import TimeSpan, common, total, union_spans
 from weft.shim.tracer import Recording
 
 SHORT_NS = 10_000
-"""A kernel that takes no longer when held back gets that duration wherever its stream was idle."""
+"""A kernel whose usual duration is at most this gets that duration wherever its stream was idle."""
 
 KERNEL_GAP_NS = 1_000
-"""Between two kernels of a busy stream without an event. From an H200."""
+"""Time between two kernels of a busy stream with no event between them. Measured on an H200."""
 
 EXACT, CHAIN, LATE_END, FRONT_ONLY, SHORT, IDLE = (
     "events",
@@ -34,18 +35,18 @@ EXACT, CHAIN, LATE_END, FRONT_ONLY, SHORT, IDLE = (
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One operation on the GPU. `timing` says how it was found."""
+    """One operation on the GPU. `timing` says how its times were determined."""
 
     start_ns: int
     end_ns: int
     name: str
     kind: str
-    """compute, comm, memory, graph, or unknown: a graph with collectives in it."""
+    """"compute", "comm", "memory", "graph", or "unknown" for a graph that contains collectives."""
     timing: str
     raw: Any
-    """The CSpan it comes from."""
+    """The CSpan that it was made from."""
     own_gap_ns: int = 0
-    """Time in front of it that only the tracer's events and probes take."""
+    """The gap before it that only the tracer's events and probes cause."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,15 @@ class StepProfile:
     comm_ms: float | None
     """None: collectives run inside graphs, whose kernels cannot be timed individually."""
     exposed_ms: float | None
-    """As without the tracer: the time that its events take between kernels is not counted."""
+    """Excludes the time that the tracer's events take between kernels."""
     kernels: dict[str, tuple[float, float]]
-    """By the driver's name: all of the kernel's time, and what of it overlaps with collectives."""
+    """Keyed by the driver's name: the kernel's total time, and the part that overlaps with collectives."""
     launches: dict[str, float]
-    """By the driver's name: kernels a step, those of graphs included."""
+    """Keyed by the driver's name: launches per step, including kernels in graphs."""
 
 
 def spans_of(recording: Recording) -> list[Span]:
-    """Every operation with a known time, in the order of launches."""
+    """Every operation with a known time, in launch order."""
     by_lane: dict[int, list[Any]] = defaultdict(list)
     for raw in recording.spans:
         if not raw.flags & (tracer.FAILED | tracer.UNTIMED):
@@ -77,12 +78,15 @@ def spans_of(recording: Recording) -> list[Span]:
 
 
 def compute_time(spans: Iterable[Span]) -> list[TimeSpan]:
-    """When compute kernels run, as without the tracer."""
+    """When compute kernels run, with the gaps that the tracer causes counted as compute time."""
     return union_spans((s.start_ns - s.own_gap_ns, s.end_ns) for s in spans if s.kind in ("compute", "graph"))
 
 
 def _with_own_gaps(spans: Iterable[Span]) -> list[Span]:
-    """Spans by stream, in order; gaps between two kernels of a busy stream are caused by the tracer."""
+    """Set `own_gap_ns`. `spans` come stream by stream, in order.
+
+    The tracer causes any gap above KERNEL_GAP_NS between two kernels of a busy stream.
+    """
     found: list[Span] = []
     for span in spans:
         last = found[-1] if found else span
@@ -97,7 +101,7 @@ Timed = tuple[int, int, str, Any]
 
 
 def _lane(lane: Sequence[Any], clock: EventClock) -> Iterable[Timed]:
-    """The spans of one stream. Operations of a stream never overlap, except programmatic launches."""
+    """The times of one stream's operations, which never overlap, except for programmatic launches."""
     chain: list[Any] = []
     free_ns = -1
     for raw in lane:
@@ -114,7 +118,7 @@ def _lane(lane: Sequence[Any], clock: EventClock) -> Iterable[Timed]:
 
 
 def _chain(chain: Sequence[Any], free_ns: int, clock: EventClock) -> Iterable[Timed]:
-    """One operation, or several kernels without an event between them, which share the time equally."""
+    """The times of one operation, or of kernels with no event between them, which share the time equally."""
     first, last = chain[0], chain[-1]
     start_ns, idle = clock.earliest_ns(first, free_ns)
     waited = idle and not first.flags & (tracer.STALLED | tracer.COMM_SPAN)
@@ -139,9 +143,9 @@ def _chain(chain: Sequence[Any], free_ns: int, clock: EventClock) -> Iterable[Ti
 
 
 def _usual_durations(timed: Iterable[Timed]) -> dict[tuple[int, ...], float]:
-    """By kernel and grid, and by kernel alone.
+    """Median durations, keyed by kernel and grid, and by kernel alone.
 
-    From launches that were held back; where there are none, from a busy stream; else from an idle one.
+    Uses launches that the tracer held back; without any, those on a busy stream; else those on an idle one.
     """
     idle, busy, held = (defaultdict[tuple[int, ...], list[int]](list) for _ in range(3))
     for start_ns, end_ns, timing, raw in timed:
@@ -183,7 +187,7 @@ COPIES = ("", "HtoD", "DtoH", "DtoD", "PtoP", "HtoH")
 
 
 def name_of(recording: Recording, raw: Any) -> str:
-    """The driver's name of a kernel; for the rest, what Kineto would call it."""
+    """The driver's name of a kernel; Kineto's name for a graph, memset or copy."""
     if raw.kind == tracer.KERNEL_SPAN:
         known = raw.row < len(recording.symbols)
         return recording.symbols[raw.row] if known else "(kernel without a name)"

@@ -1,4 +1,4 @@
-"""What the shim counted in every process of a job, as one document."""
+"""The shim's counters from every process of a job, as one document."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.shim.engine import engine_report, engine_summary
 _log = logging.getLogger("weft.shim")
 
 _SUMMED = ("launches", "shaped", "beside")
-_LATEST = ("ctas", "why_not")  # of the latest launch: equal kernels may differ in it
+_LATEST = ("ctas", "why_not")  # describe the latest launch, so rows of the same kernel may differ in them
 
 
 def collect(folder: Path) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def collect(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.glob("[0-9]*.[0-9]*")) if folder.is_dir() else ():
         try:
             processes.append(describe(binding.read_process(path)))
-        except (InputError, OSError) as error:  # a process killed while it made its file launched nothing
+        except (InputError, OSError) as error:  # a process killed while creating its file launched nothing
             _log.debug("skipped %s: %s", path, error)
     return {
         **_totals(processes),
@@ -37,13 +37,13 @@ def collect(folder: Path) -> dict[str, Any]:
 
 
 def snapshot() -> dict[str, Any]:
-    """What this process has counted so far; empty counts where the shim is not in it."""
+    """The counters of this process so far; all zero if the shim is not loaded in it."""
     path = binding.attach()
     return describe(binding.read_process(path)) if path else {**_totals([]), "kernels": []}
 
 
 def describe(process: binding.Process) -> dict[str, Any]:
-    """One process's counters, largest kernels first."""
+    """One process's counters, the most frequently launched kernels first."""
     head = process.head
     counters = dict(zip(layout.COUNTERS, head.counters, strict=False))
     kernels = _merge(_kernel(row, cells) for row, cells in process.rows())
@@ -64,7 +64,7 @@ def describe(process: binding.Process) -> dict[str, Any]:
 
 
 def _nccl(head: layout.CHead) -> dict[str, Any] | None:
-    """The NCCL of the latest communicator, and how rules for collectives reach it; None: there was none."""
+    """The NCCL of the latest communicator and how rules reach it; None if there was no communicator."""
     if not head.nccl_version:
         return None
     version, path = communicators.nccl_version(head.nccl_version), layout.NCCL_PATHS[head.nccl_path]
@@ -113,7 +113,7 @@ def _wait_kernel(counters: dict[str, int]) -> dict[str, Any]:
 
 
 def _merge(kernels: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Equal kernels of several rows or processes combined, the most frequently launched first."""
+    """Combine equal rows of all processes; the most frequently launched kernel comes first."""
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for kernel in kernels:
         if not kernel["launches"]:
@@ -131,7 +131,7 @@ def _totals(processes: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
-    """One line that says what was done, or that nothing was, and why."""
+    """One line that says which controls took effect, or that none did and why."""
     if not stats["launches"] and stats["unhandled"]:
         return "no launch was changed: only graphs were launched whose kernels weft does not count"
     engine = stats.get("engine") or engine_report(stats, policy.engine == "dma")
@@ -236,7 +236,7 @@ def _cxa_demangle() -> Any:
 
 
 def demangle(name: str) -> str:
-    """A C++ kernel's name as a person writes it, where the C++ library is there to say."""
+    """A kernel's demangled C++ name; `name` itself if it is not mangled or libstdc++ is missing."""
     function = _cxa_demangle() if name.startswith("_Z") else None
     if function is None:
         return name

@@ -1,9 +1,9 @@
-"""The latest steps of a process, in a small file of the job's folder that others may read while it runs.
+"""The latest steps of a process, in a small file in the job's folder that others can read while it runs.
 
-StepWriter   in the process: a few stores into shared memory at the end of each step
-StepReader   outside: the number of steps, their times, and what live tuning does
+StepWriter   inside the process: a few stores into shared memory at the end of each step
+StepReader   outside the process: the number of steps, their times, and the state of live tuning
 
-Only the standard library: the writer runs in the user's program.
+The writer runs in the user's program, so this module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _STEPS, _END = 24, 32  # offsets of the two numbers that change with each step
 _PHASE, _POLICY = 40, 72
 _PHASE_BYTES, _POLICY_BYTES = 32, 160
 STEPS_VARIABLE = "WEFT_STEPS"
-"""Environment variable: set, every torch process of the job publishes its steps."""
+"""Environment variable: if set, every torch process of the job publishes its steps."""
 KEPT_STEPS = 256
-"""Steps whose times are kept."""
+"""Number of latest steps whose times are kept."""
 _SIZE = _HEAD.size + 8 * KEPT_STEPS
 
 
 def step_file(pid: int) -> str:
-    """Its name in the job's folder."""
+    """The file name in the job's folder for the process `pid`."""
     return f"steps.{pid}"
 
 
 class StepWriter:
-    """Publishes the steps of this process. Never raises; where there is no job folder, it does nothing."""
+    """Publishes the steps of this process. Never raises; does nothing if there is no job folder."""
 
     def __init__(self, rank: int, world: int) -> None:
         self._memory: mmap.mmap | None = None
@@ -51,7 +51,7 @@ class StepWriter:
                 return
             number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
-                os.posix_fallocate(number, 0, _SIZE)  # a full disk must refuse us here, not on a later store
+                os.posix_fallocate(number, 0, _SIZE)  # a full disk must fail here, not at a later store
                 self._memory = mmap.mmap(number, _SIZE)
             finally:
                 os.close(number)
@@ -61,7 +61,7 @@ class StepWriter:
             _log.debug("steps are not published: %s", error)
 
     def step(self, count: int = 1) -> None:
-        """A step has ended, or several, whose mean then stands for each."""
+        """Record that `count` steps have ended; each gets their mean time."""
         if self._memory is None:
             return
         now = time.monotonic_ns()
@@ -72,7 +72,7 @@ class StepWriter:
         struct.pack_into("=QQ", self._memory, _STEPS, self._steps, now)
 
     def _keep(self, count: int, took_ns: int) -> None:
-        """The time of the next steps, up to the end of the ring and from its beginning."""
+        """Store the time of the next `count` steps in the ring, wrapping at its end."""
         assert self._memory is not None
         at, times = self._steps % KEPT_STEPS, struct.pack("=Q", took_ns)
         first = min(count, KEPT_STEPS - at)
@@ -81,14 +81,14 @@ class StepWriter:
             self._memory[start : start + 8 * number] = times * number
 
     def tuning(self, phase: str, policy: str) -> None:
-        """What live tuning does from now on, and the label of the policy that is in force."""
+        """Publish the phase of live tuning and the label of the policy in force."""
         if self._memory is not None:
             texts = phase.encode()[: _PHASE_BYTES - 1], policy.encode()[: _POLICY_BYTES - 1]
             struct.pack_into("=32s160s", self._memory, _PHASE, *texts)
 
 
 def _guard(memory: mmap.mmap) -> None:
-    """Have the shim, where it is loaded, survive that the file is truncated while it is in use."""
+    """Make the shim, if loaded, protect the process when the file is truncated while in use."""
     try:
         guard = ctypes.CDLL(None).weft_shim_guard
     except AttributeError:
@@ -107,18 +107,18 @@ class StepTimes:
     world: int
     count: int
     end_ns: int
-    """CLOCK_MONOTONIC at the end of the last step; 0: none has ended."""
+    """CLOCK_MONOTONIC at the end of the last step; 0 if none has ended."""
     times_ms: tuple[float, ...]
-    """The latest steps, oldest first."""
+    """Times of the latest steps, oldest first."""
     phase: str
     policy: str
 
 
 class StepReader:
-    """The open step file of a process. Raises OSError or ValueError where it is not one of this weft."""
+    """The open step file of a process. Raises OSError or ValueError if it is not one of this weft."""
 
     def __init__(self, path: Path) -> None:
-        from weft.files import open_regular  # not in the program that writes
+        from weft.files import open_regular  # imported here to keep it out of the writing program
 
         self._number = open_regular(path)
         try:

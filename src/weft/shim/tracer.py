@@ -1,10 +1,11 @@
-"""The shim's tracer from Python: CUDA events around the launches of chosen steps, without a profiler.
+"""Controls the shim's tracer, which records CUDA events around launches without a profiler.
 
     tracer.start()            # at the end of a step
     …                         # some steps; tracer.mark() at the end of each
-    recording = tracer.stop() # None where nothing could be recorded
+    recording = tracer.stop() # None if nothing could be recorded
 
-Runs inside users' programs: standard library only. `weft.shim.spans` turns a recording into spans.
+Runs inside users' programs, so it uses only the standard library. `weft.shim.spans` turns a recording into
+spans.
 """
 
 from __future__ import annotations
@@ -101,16 +102,16 @@ class CHeader(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Recording:
-    """What the tracer recorded in one process, as it came from the shim."""
+    """The raw recording of one process, as the shim returns it."""
 
     header: Any
     spans: Any
-    """An array of CSpan, in the order of launches."""
+    """An array of CSpan in launch order."""
     marks: tuple[int, ...]
-    """Host times at which steps ended, after the beginning of the trace."""
+    """Host times at which steps ended after the trace began."""
     graph_rows: tuple[int, ...]
     symbols: tuple[str, ...]
-    """The driver's name of a kernel by its row."""
+    """The driver's names of the kernels, indexed by row."""
 
     @property
     def counters(self) -> dict[str, int]:
@@ -119,7 +120,7 @@ class Recording:
 
 @cache
 def _shim() -> Any:
-    """The shim's functions, or None where it is not in this process."""
+    """The shim's functions; None if the shim is not loaded in this process."""
     if binding.attach() is None:
         return None
     shim = ctypes.CDLL(None)
@@ -136,49 +137,50 @@ def _shim() -> Any:
 
 
 def tracer_available() -> bool:
-    """Whether this process can be traced: it was started by `weft run`."""
+    """Whether this process can be traced, which requires that `weft run` started it."""
     return _shim() is not None
 
 
 def watch_tracer() -> None:
-    """Before a trace: note which kernels are followed by programmatic dependent launches.
+    """Before a trace, note which kernels are followed by programmatic dependent launches.
 
-    No event may come between those. Costs a few nanoseconds a launch until the trace begins or `unwatch`.
+    The trace must not record an event between two such kernels. Costs a few nanoseconds per launch until the
+    trace begins or `unwatch` is called.
     """
     if tracer_available() and not recording():
         _shim().weft_trace_watch()
 
 
 def unwatch() -> None:
-    """End what `watch` began."""
+    """Stop what `watch_tracer` started."""
     if tracer_available() and not recording():
         _shim().weft_trace_end()
 
 
 def start() -> bool:
-    """Record from now on; False where the tracer is not there or in use."""
+    """Start recording; False if the tracer is unavailable or already in use."""
     return tracer_available() and _shim().weft_trace_begin() == 0
 
 
 def mark() -> None:
-    """A step ends here."""
+    """Mark the end of a step."""
     if tracer_available():
         _shim().weft_trace_mark()
 
 
 def pause() -> None:
-    """Record no more, without waiting for anything; `stop`, `finish` or `drop` must follow."""
+    """Stop recording without waiting for the GPU; the caller must then call `stop`, `finish` or `drop`."""
     if tracer_available():
         _shim().weft_trace_pause()
 
 
 def recording() -> bool:
-    """Whether a trace is on."""
+    """Whether a trace is being recorded."""
     return tracer_available() and _shim().weft_trace_state() == 1
 
 
 def stop(timeout_s: float = READ_TIMEOUT_S) -> Recording | None:
-    """End the trace and read it; waits for the GPU to finish what was recorded. Frees all events."""
+    """End the trace, wait for the GPU to finish the recorded work, read the trace and free all events."""
     if not tracer_available() or _shim().weft_trace_state() != 1:
         return None
     shim = _shim()
@@ -197,19 +199,19 @@ def drop() -> None:
 
 
 def finish(timeout_s: float = READ_TIMEOUT_S) -> bool:
-    """End the trace and leave it in the job's folder, for `weft run` to turn into a file."""
+    """End the trace and write it to the job's folder, where `weft run` turns it into a trace file."""
     return tracer_available() and _shim().weft_trace_finish(timeout_s) == 0
 
 
 def steps_come() -> None:
-    """Under `weft run --trace`: steps are being searched for, so the trace does not use seconds yet."""
+    """For `weft run --trace`: steps are still being searched for, so the trace must not use seconds yet."""
     function = getattr(ctypes.CDLL(None), "weft_trace_steps_come", None)
     if function is not None:
         function()
 
 
 def steps_known() -> bool:
-    """A step was found; False if the trace already uses seconds."""
+    """Tell the tracer that a step was found; False if the trace already uses seconds."""
     return tracer_available() and _shim().weft_trace_steps_known() == 0
 
 
@@ -235,8 +237,8 @@ def _symbols(path: Path) -> tuple[str, ...]:
 
 
 def read_file(path: Path) -> Recording:
-    """A recording that a process left in the job's folder. Raises InputError or OSError."""
-    from weft.files import open_regular  # not in the program that is traced
+    """Read a recording that a process left in the job's folder. Raises InputError or OSError."""
+    from weft.files import open_regular  # imported here to keep it out of the traced program
 
     with os.fdopen(open_regular(path), "rb") as file:
         data = file.read()

@@ -1,5 +1,5 @@
-/* The job's files. Nothing here runs before the first launch, and nothing here can fail the program: where a file
- * cannot be had, launches pass through unchanged. */
+/* The job's files. Nothing here runs before the first launch, and no error here affects the program: if a file is not
+ * available, launches pass through unchanged. */
 #define _GNU_SOURCE
 #include "tracer.h"
 
@@ -42,7 +42,7 @@ static void *map_file(int fd, size_t size, int protection) {
     return memory;
 }
 
-/* Where no folder could be written, the job is a control file in memory. */
+/* If no folder could be written, `job_path` is a control file in memory. */
 static int open_control(const char *job_path) {
     char path[4096];
     if (snprintf(path, sizeof path, "%s/control", job_path) >= (int)sizeof path)
@@ -69,11 +69,11 @@ static weft_control *open_job(const char *job_path) {
 
 /* --- this process's file ------------------------------------------------------------------------------- */
 
-static char self_path[4096]; /* empty: the counters are in no file */
+static char self_path[4096]; /* empty: the counters are not in a file */
 static struct stat self_file;
 
-/* Blocks are reserved before they are used: a full disk must refuse us here, not end the program on a later store.
- * So would a file over the limit, by a signal. */
+/* Reserves disk blocks before they are used: on a full disk this must fail here, instead of a later store ending the
+ * program. A file over the size limit is refused here too, since extending it would raise a signal. */
 static bool reserve(int fd, size_t start, size_t size) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || (limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < start + size))
@@ -87,7 +87,7 @@ static bool reserve_chunk(int fd, uint32_t chunk) {
 
 static int create_file(const char *folder) {
     char *path = self_path;
-    for (int n = 0; n < 1000; n++) { /* a program that execs another keeps its pid */
+    for (int n = 0; n < 1000; n++) { /* a program that execs another one keeps its pid */
         if (snprintf(path, sizeof self_path, "%s/%d.%d", folder, (int)getpid(), n) >= (int)sizeof self_path)
             return -1;
         int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -104,7 +104,7 @@ static int create_file(const char *folder) {
     return -1;
 }
 
-/* The descriptor is not kept: programs close all that they do not know. */
+/* The descriptor is not kept open, since programs close descriptors that they do not know. */
 bool weft_chunk_ready(uint32_t chunk) {
     if (chunk == 0 || !self_path[0])
         return chunk < WEFT_CHUNKS;
@@ -118,7 +118,7 @@ bool weft_chunk_ready(uint32_t chunk) {
     return ready;
 }
 
-/* Zeroed memory that others can read as NAME.PID.N in the job's folder; NULL where there can be none. */
+/* Zeroed memory that other processes can read as NAME.PID.N in the job's folder; NULL on failure. */
 void *weft_shared_file(const char *name, size_t size) {
     const char *last = strrchr(self_path, '/');
     char path[sizeof self_path + 16];
@@ -189,15 +189,15 @@ static weft_process *create_process(const char *folder) {
         close(fd);
     }
     if (!self) {
-        self_path[0] = '\0'; /* the controls still work; only what was counted is lost */
+        self_path[0] = '\0'; /* the controls still work; only the counts are lost */
         void *memory = mmap(NULL, sizeof *self, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         self = memory == MAP_FAILED ? NULL : memory;
     }
     return self;
 }
 
-/* A forked child is a process of its own: it must not write into its parent's counters, and none of the handles that
- * the parent knew is valid in it. It attaches anew when it first needs to. */
+/* A forked child must not write to its parent's counters, and none of the parent's handles are valid in it. It attaches
+ * again when it first needs to. */
 static void after_fork_in_child(void) {
     pthread_mutex_init(&lock, NULL);
     weft_hot.self = NULL;
@@ -208,7 +208,8 @@ static void after_fork_in_child(void) {
 #undef X
 }
 
-/* By the name that the running libc has: glibc links pthread_atfork statically, musl lacks what that calls. */
+/* glibc links pthread_atfork statically, and musl lacks the function that it calls, so the running libc decides which
+ * name is used. */
 extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
 extern void *__dso_handle;
 
@@ -230,7 +231,7 @@ static void attach_locked(uint32_t api) {
     weft_control *job = job_path ? open_job(job_path) : NULL;
     if (job)
         self = create_process(job_path);
-    if (!registered) { /* also where it failed: a child may find what this process did not */
+    if (!registered) { /* even after a failure: a child may succeed where this process did not */
         on_fork(after_fork_in_child);
         registered = true;
     }
@@ -266,7 +267,7 @@ HOT weft_process *weft_attach(uint32_t api) {
 /* For Python in this process: the file that holds this process's own policy and counters, or NULL. */
 EXPORT const char *weft_shim_attach(void) { return weft_attach(WEFT_API_CUDA) && self_path[0] ? self_path : NULL; }
 
-/* The same for the bytes that were copied from the host so far: it is asked at each step of a job that is tuned. */
+/* For Python: the bytes copied from host to device so far. Live tuning asks at each step. */
 EXPORT uint64_t weft_shim_copied_bytes(void) {
     weft_process *self = weft_hot.self;
     return self ? atomic_load_explicit(&self->counters[WEFT_COUNT_COPIED_BYTES], memory_order_relaxed) : 0;

@@ -1,4 +1,4 @@
-/* How launches are counted: by kernel and thread, and kernels of graphs by the form in which they were shaped. */
+/* Counts launches by kernel and thread. Graph nodes with shaped kernels are recognized by their shaped form. */
 #include "weft.h"
 
 #include <pthread.h>
@@ -21,7 +21,7 @@ void weft_add_shaped_form(const weft_kernel *k, uint32_t bytes) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Something was unloaded since: the handle may be another kernel's. */
+/* Checks the name after something was unloaded: the handle may now belong to another kernel. */
 static bool still_named(const weft_backend *api, void *handle, uint32_t row) {
     char name[WEFT_NAME];
     return api->name(handle, name, sizeof name) && strcmp(name, weft_row_at(row)->name) == 0;
@@ -48,7 +48,7 @@ static uint32_t shard_of_this_thread(void) {
 
 void weft_note_ctas(const weft_kernel *k, uint64_t blocks) {
     _Atomic uint32_t *noted = &weft_row_at(k->row)->grid_blocks;
-    if (UNLIKELY(atomic_load_explicit(noted, memory_order_relaxed) != (uint32_t)blocks)) /* spare the cache line */
+    if (UNLIKELY(atomic_load_explicit(noted, memory_order_relaxed) != (uint32_t)blocks)) /* avoid dirtying the line */
         atomic_store_explicit(noted, (uint32_t)blocks, memory_order_relaxed);
 }
 
@@ -60,7 +60,7 @@ void weft_count_overlapped(weft_cell *cell) {
 HOT void weft_count_launch(weft_cell *cell, uint64_t times, bool shaped) {
     uint32_t shard = shard_of_this_thread();
     cell += shard * WEFT_CHUNK_ROWS;
-    if (LIKELY(shard < WEFT_SHARDS - 1)) { /* this thread alone writes here: no locked instruction */
+    if (LIKELY(shard < WEFT_SHARDS - 1)) { /* only this thread writes here, so no locked instruction is needed */
         uint64_t n = atomic_load_explicit(&cell->launches, memory_order_relaxed);
         atomic_store_explicit(&cell->launches, n + times, memory_order_relaxed);
         if (shaped) {

@@ -1,9 +1,10 @@
-/* SMs kept free of GEMMs (compute.sm_reserve): cuBLAS takes a number of SMs that a GEMM should use, per handle, cuBLASLt
- * per descriptor. It is set for one call, while a collective is in flight, and set back before the call returns.
+/* Keeps SMs free of GEMMs (compute.sm_reserve). cuBLAS accepts a number of SMs that a GEMM should use, per handle;
+ * cuBLASLt accepts it per descriptor. The shim sets it for one call while a collective is in flight, and resets it
+ * before the call returns.
  *
- * A GEMM may then run as another kernel and round differently, so nothing is changed where the program asks for
- * reproducible results, nor where it has set a number of its own. Programs reach cuBLAS by the linker (torch does); one
- * that looks its functions up by dlsym, or has them linked in, is not reached. */
+ * A GEMM may then use another kernel and round differently. So nothing is changed if the program asks for reproducible
+ * results, or if it has set a number itself. Programs reach cuBLAS through the linker (torch does). The shim does not
+ * reach a program that finds the functions with dlsym or links them statically. */
 #define _GNU_SOURCE
 #include "cuda_shim.h"
 
@@ -17,7 +18,7 @@ enum { SUCCESS = 0, NOT_INITIALIZED = 1, ALLOC_FAILED = 3, INVALID_VALUE = 7, AR
 
 typedef int status;
 
-/* --- what is exported, and what it calls ------------------------------------------------------------------------ */
+/* --- the exported functions and the library's own --------------------------------------------------------------- */
 
 #define GEMM(name, args, ...) EXPORT status name(void *handle, __VA_ARGS__);
 #include "cublas_hooks.def"
@@ -30,7 +31,7 @@ typedef int status;
 EXPORT status cublasLtMatmulAlgoGetHeuristic(LT_HEURISTIC);
 EXPORT status cublasLtMatmul(LT_MATMUL);
 
-/* One library's own functions; cuBLAS and cuBLASLt are two libraries. */
+/* One library's own functions; cuBLAS and cuBLASLt are separate libraries. */
 typedef struct blas {
     struct blas *next;
     void *base;
@@ -45,15 +46,15 @@ typedef struct blas {
     status (*cublasLtMatmulDescGetAttribute)(void *, int, void *, size_t, size_t *);
 } blas;
 
-static blas *libraries; /* under the lock; never freed, as callers keep them */
+static blas *libraries; /* guarded by the lock; never freed, since `callers` point to them */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static _Thread_local struct {
     void *address, *function;
     const blas *library;
 } callers[CALLERS];
-static _Thread_local int inside;     /* of a GEMM of ours: the library's calls of itself are left alone */
-static _Thread_local void *reserved; /* the descriptor whose algorithm was chosen last with SMs kept free */
+static _Thread_local int inside;     /* > 0 inside an intercepted GEMM; the library's own nested calls are unchanged */
+static _Thread_local void *reserved; /* the descriptor for which an algorithm was last chosen with SMs kept free */
 static _Thread_local int reserved_target;
 
 bool weft_cublas_inside(void) { return inside > 0; }
@@ -67,7 +68,8 @@ static void *in_file(const char *path, const char *name) {
     return real;
 }
 
-/* As the linker would have bound the caller: the program's libraries, then those that the caller was loaded with. */
+/* Resolves as the linker would have for the caller: in the program's libraries, then in those that the caller was
+ * loaded with. */
 static void *bound_for(void *caller, const char *name, void *ours) {
     Dl_info info;
     void *real = weft_next_symbol(name);
@@ -101,7 +103,7 @@ static const blas *with(void *real) {
     Dl_info info;
     if (!real || !dladdr(real, &info))
         return NULL;
-    void *handle = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD); /* kept: it must stay loaded */
+    void *handle = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD); /* not closed, to keep it loaded */
     if (!handle)
         return NULL;
     blas found = {.base = info.dli_fbase};
@@ -119,8 +121,8 @@ static const blas *with(void *real) {
     return known;
 }
 
-/* Every place that calls cuBLAS is looked up once per thread. A lookup costs microseconds, at every launch: places
- * with the same hash take the next free slots. One place may call several functions, by a pointer. */
+/* Each call site is looked up once per thread, because a lookup costs microseconds. Call sites with the same hash use
+ * the next free slots. One call site may call several functions through a pointer. */
 static const blas *of_caller(void *caller, const char *name, void *ours) {
     unsigned first = (unsigned)(((uintptr_t)caller * 0x9e3779b97f4a7c15u) >> 57), at = first; /* CALLERS is 2^7 */
     for (unsigned i = 0; i < CALLERS && callers[at].address; i++, at = (first + i) % CALLERS)
@@ -128,7 +130,7 @@ static const blas *of_caller(void *caller, const char *name, void *ours) {
             return callers[at].library;
     const blas *l = with(bound_for(caller, name, ours));
     dlerror(); /* the program must not see our failed lookups */
-    if (l) {   /* where all slots are taken, the first is given up */
+    if (l) {   /* if all slots are taken, this replaces the first one */
         callers[at].address = caller;
         callers[at].function = ours;
         callers[at].library = l;
@@ -136,9 +138,9 @@ static const blas *of_caller(void *caller, const char *name, void *ours) {
     return l;
 }
 
-/* --- when ---------------------------------------------------------------------------------------------------------- */
+/* --- when SMs are kept free ------------------------------------------------------------------------------------- */
 
-/* As torch and cuBLAS document it: this variable makes results reproducible. */
+/* torch and cuBLAS document that this variable makes results reproducible. */
 static bool wants_determinism(void) {
     static _Atomic int known;
     int now = atomic_load_explicit(&known, memory_order_relaxed);
@@ -156,7 +158,7 @@ static uint32_t reserve_now(void) {
     return weft_policy_now()->data.sm_reserve;
 }
 
-/* The number of SMs for a GEMM now; 0: leave it as it is. `stream`: NULL where it is not known. */
+/* The number of SMs for a GEMM now; 0: leave it unchanged. `stream`: NULL if unknown. */
 static int target(uint32_t reserve, CUstream stream) {
     CUstream which = stream ? weft_stream(stream, false) : NULL;
     if (!weft_comm_in_flight(which, which && weft_capturing(which)))
@@ -175,7 +177,7 @@ static int target(uint32_t reserve, CUstream stream) {
     return (int)(sms - reserve);
 }
 
-/* --- cuBLAS ---------------------------------------------------------------------------------------------------------- */
+/* --- cuBLAS ----------------------------------------------------------------------------------------------------- */
 
 static bool handle_reserve(const blas *l, void *handle) {
     uint32_t reserve = reserve_now();
@@ -203,13 +205,13 @@ static bool handle_reserve(const blas *l, void *handle) {
 }
 
 static void handle_restore(const blas *l, void *handle) {
-    for (int tries = 0; tries < 2; tries++) /* the handle must not stay as we need it */
+    for (int tries = 0; tries < 2; tries++) /* the handle must not keep our setting */
         if (l->cublasSetSmCountTarget(handle, 0) == SUCCESS)
             return;
 }
 
-/* A GEMM with SMs kept free was called; true: it was refused, and is to be called as the program did. One that failed
- * while it ran may have written a part of its result already: the program is told. */
+/* Counts a GEMM call with SMs kept free. True: cuBLAS refused it, and the program's own call must be made. A GEMM that
+ * failed while it ran may have written part of its result, so the program gets the error. */
 static bool counted(status result) {
     weft_count(result == SUCCESS ? WEFT_COUNT_SM_RESERVED : WEFT_COUNT_SM_FAILURES);
     return result == ALLOC_FAILED || result == INVALID_VALUE || result == ARCH_MISMATCH || result == NOT_SUPPORTED;
@@ -234,7 +236,7 @@ static bool counted(status result) {
     }
 #include "cublas_hooks.def"
 
-/* --- cuBLASLt ---------------------------------------------------------------------------------------------------------- */
+/* --- cuBLASLt --------------------------------------------------------------------------------------------------- */
 
 static bool desc_set(const blas *l, void *desc, int sms) {
     return l->cublasLtMatmulDescSetAttribute(desc, SM_COUNT_TARGET, &sms, sizeof sms) == SUCCESS;
@@ -245,7 +247,7 @@ static void desc_restore(const blas *l, void *desc) {
         ;
 }
 
-/* Whether the descriptor may be given a number of SMs: it has none, and the library knows of them. */
+/* Whether weft may set the descriptor's number of SMs: it is not set, and the library supports the attribute. */
 static bool desc_free(const blas *l, void *desc) {
     int own = 0;
     size_t written = 0;
@@ -259,7 +261,7 @@ static bool desc_free(const blas *l, void *desc) {
     return own == 0;
 }
 
-/* The choice of an algorithm is where the number counts. The call that runs it gets the same number. */
+/* The number of SMs matters when the algorithm is chosen. The call that runs it gets the same number. */
 status cublasLtMatmulAlgoGetHeuristic(LT_HEURISTIC) {
     const blas *l = of_caller(__builtin_return_address(0), "cublasLtMatmulAlgoGetHeuristic",
                               (void *)cublasLtMatmulAlgoGetHeuristic);
@@ -288,7 +290,7 @@ status cublasLtMatmul(LT_MATMUL) {
         return NOT_INITIALIZED;
     uint32_t reserve = reserve_now();
     int sms = 0;
-    if (UNLIKELY(reserve)) /* an algorithm that was chosen for all SMs stays with all of them */
+    if (UNLIKELY(reserve)) /* an algorithm that was chosen for all SMs runs on all of them */
         sms = !algo ? target(reserve, weft_stream(stream, false)) : reserved == desc ? reserved_target : 0;
     bool changed = sms && desc_free(l, desc) && desc_set(l, desc, sms);
     inside++;

@@ -91,11 +91,11 @@ typedef struct {
     unsigned sharedMemBytes;
     void **kernelParams;
     void **extra;
-    CUkernel kern; /* this and the next only in version 2 */
+    CUkernel kern; /* this member and the next exist only in version 2 */
     CUcontext ctx;
 } CUDA_KERNEL_NODE_PARAMS;
 
-typedef struct { /* cuGraphExecNodeSetParams, since 12.2: a kernel node has its parameters at `kernel` */
+typedef struct { /* for cuGraphExecNodeSetParams, since 12.2; `kernel` holds a kernel node's parameters */
     int type, reserved[3];
     union {
         long long bytes[29];

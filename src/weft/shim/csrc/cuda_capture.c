@@ -1,4 +1,4 @@
-/* Captures that are open, and handles that die: streams, modules and contexts. */
+/* Open captures, and the destruction of streams, modules and contexts. */
 #include "tracer.h"
 
 #include <pthread.h>
@@ -7,7 +7,7 @@
 enum { CAPTURES = 64 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Streams that capture now. One too many costs a question per launch and no more. */
+/* The streams that are capturing now. A stale entry only costs a driver query per launch. */
 static CUstream capture_streams[CAPTURES]; /* guarded by the lock */
 
 bool weft_is_capturing(CUstream stream) {
@@ -50,12 +50,13 @@ static void ended(CUstream stream, bool was_capturing) {
         i++;
     if (i < CAPTURES)
         close_capture(i);
-    else if (atomic_fetch_sub(&weft_hot.captures, 1) <= 1) /* one that had no place */
+    else if (atomic_fetch_sub(&weft_hot.captures, 1) <= 1) /* this capture did not fit into the list */
         weft_comm_capture_over();
     pthread_mutex_unlock(&lock);
 }
 
-/* A capture ends without cuStreamEndCapture where its stream is destroyed; those still listed are asked. */
+/* If a stream is destroyed, its capture ends without cuStreamEndCapture, so the driver is asked about listed
+ * streams. */
 bool weft_capture_open(void) {
     CUstream streams[CAPTURES];
     if (atomic_load(&weft_hot.captures) <= 0)
@@ -106,13 +107,13 @@ static void stream_gone(CUstream stream) {
     CUresult cuStreamEndCaptureToCig##suffix(CUstream stream) {                                                        \
         CUresult result = REAL(cuStreamEndCaptureToCig##suffix)(stream);                                               \
         if (result == CUDA_SUCCESS)                                                                                    \
-            stream_gone(weft_stream(stream, per_thread)); /* as a capture */                                           \
+            stream_gone(weft_stream(stream, per_thread)); /* ends the capture's entry */                               \
         return result;                                                                                                 \
     }
 BEGINS(, false)
 BEGINS(_ptsz, true)
 
-/* --- handles that die ------------------------------------------------------------------------------------- */
+/* --- destroyed handles ------------------------------------------------------------------------------------ */
 
 CUresult cuStreamDestroy_v2(CUstream stream) {
     stream_gone(stream);
@@ -130,7 +131,7 @@ CUresult cuLibraryUnload(CUlibrary library) {
     return REAL(cuLibraryUnload)(library);
 }
 
-/* With a context go its kernels, ours included, its captures, and what it had in flight. */
+/* A destroyed context loses its kernels, including ours, its captures, and the collectives it had in flight. */
 static CUresult context_gone(CUresult result, CUcontext context, bool gone) {
     if (result == CUDA_SUCCESS && gone) {
         weft_forget_handles();
@@ -154,12 +155,12 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     return context_gone(REAL(cuDevicePrimaryCtxReset_v2)(device), NULL, true);
 }
 
-/* The last release destroys it. Libraries retain and release it for every operation (UCX): nothing is forgotten where it
- * lives on. */
+/* The last release destroys the context. Some libraries (UCX) retain and release it for every operation, so nothing is
+ * forgotten if it still exists. */
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     unsigned flags;
     int active = 0;
-    uint32_t held = weft_trace_context_gone(NULL); /* until it is known */
+    uint32_t held = weft_trace_context_gone(NULL); /* until the context's state is known */
     CUresult result = REAL(cuDevicePrimaryCtxRelease_v2)(device);
     if (weft_cuda()->cuDevicePrimaryCtxGetState &&
         weft_cuda()->cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS)
@@ -174,7 +175,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx *made, void *resources, CUdevice device, un
     return REAL(cuGreenCtxCreate)(made, resources, device, flags);
 }
 
-/* What other contexts have stays: only where the driver does not tell which one this is, all are forgotten. */
+/* Other contexts are kept, unless the driver does not say which context this is; then all are forgotten. */
 CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     CUcontext context = NULL;
     if (!weft_cuda()->cuCtxFromGreenCtx || weft_cuda()->cuCtxFromGreenCtx(&context, green) != CUDA_SUCCESS)

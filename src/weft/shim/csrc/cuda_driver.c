@@ -1,4 +1,4 @@
-/* The driver's own functions: how they are found, and how ours take their place. */
+/* Finds the driver's own functions and substitutes ours for them. */
 #define _GNU_SOURCE
 #include "cuda_shim.h"
 
@@ -12,7 +12,7 @@ weft_cuda_real weft_real;
 typedef struct {
     const char *symbol;
     const char *asked;
-    int per_thread; /* 0, 1, or 2: either */
+    int per_thread; /* 0: no; 1: yes; 2: either */
     int from, until;
     void *ours;
     _Atomic(void *) *real;
@@ -33,9 +33,10 @@ static const hook *by_symbol(const char *symbol) {
     return NULL;
 }
 
-static _Atomic(void *) pinned; /* the driver, opened for good */
+static _Atomic(void *) pinned; /* a handle of the driver that is never closed */
 
-/* A program may look at the driver, close it and load it again elsewhere: what was found once must stay valid. */
+/* Keeps the driver loaded. A program may open the driver, close it and load it again elsewhere, but the functions found
+ * so far must stay valid. */
 static void pin(void *real) {
     Dl_info info;
     void *none = NULL, *handle = NULL;
@@ -49,7 +50,7 @@ static void pin(void *real) {
 
 static void *library(void) {
     void *handle = atomic_load_explicit(&pinned, memory_order_acquire), *none = NULL;
-    for (int i = 0; i < HOOKS && !handle; i++) { /* the one that the program uses, whatever its name */
+    for (int i = 0; i < HOOKS && !handle; i++) { /* the driver that the program uses, whatever its file name */
         void *real = atomic_load(hooks[i].real);
         if (real)
             pin(real);
@@ -70,7 +71,8 @@ static void remember(const hook *h, void *real) {
 
 static CUresult not_there(void) { return CUDA_ERROR_NOT_FOUND; }
 
-/* The linker bound the caller to us: behind us comes whatever it would have been bound to, another tool's first. */
+/* The linker bound the caller to the shim. The next definition is what it would have been bound to without the shim,
+ * possibly another tool's. */
 void *weft_cuda_find(const char *symbol) {
     const hook *h = by_symbol(symbol);
     void *real = weft_next_symbol(symbol);
@@ -80,7 +82,7 @@ void *weft_cuda_find(const char *symbol) {
     if (real)
         remember(h, real);
     void *known = atomic_load(h->real);
-    return known ? known : (void *)not_there; /* a program linked to a function that its driver lacks */
+    return known ? known : (void *)not_there; /* the program is linked to a function that its driver lacks */
 }
 
 void *weft_cuda_own(const char *name) {
@@ -92,7 +94,7 @@ bool weft_cuda_driver(const char *name) { return weft_cuda_find(name) != (void *
 
 void weft_cuda_found(const char *name, void *real) { remember(by_symbol(name), real); }
 
-/* One name may stand for several functions, by version and default stream: all must fit. */
+/* A name may stand for several functions, depending on version and default stream, so all three must match. */
 static const hook *by_question(const char *asked, int version, cuuint64_t flags) {
     int per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
     for (int i = 0; i < HOOKS; i++) {
@@ -104,11 +106,11 @@ static const hook *by_question(const char *asked, int version, cuuint64_t flags)
     return NULL;
 }
 
-/* The newest CUDA whose headers were compared with the table of hooks. A later one may give a function more parameters:
- * ours takes its place only where the driver answers both versions with the same function. */
+/* The newest CUDA version whose headers were compared with the table of hooks. A later version may give a function more
+ * parameters. Therefore ours replaces it only if the driver returns the same function for both versions. */
 enum { KNOWN_CUDA = 13040 };
 
-/* AS_OF asks the driver the same question for the version `version_` and writes to `known_`. */
+/* AS_OF repeats the driver's lookup for the version `version_` and writes the result to `known_`. */
 #define SUBSTITUTE_ANSWER(AS_OF)                                                                                       \
     const hook *h = result == CUDA_SUCCESS && symbol && pfn && *pfn && weft_enabled()                                  \
                         ? by_question(symbol, version, flags)                                                          \
@@ -138,7 +140,7 @@ static weft_cuda_calls calls;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const weft_cuda_calls no_calls;
 
-/* Asked for again until there is a driver: Python may come before it. */
+/* Repeated until a driver is loaded: Python may call the shim before that. */
 const weft_cuda_calls *weft_cuda(void) {
     static _Atomic bool found;
     if (LIKELY(atomic_load_explicit(&found, memory_order_acquire)))
@@ -171,14 +173,14 @@ int weft_capture_relax(void) {
 }
 
 void weft_capture_restore(int mode) {
-    for (int tries = 0; mode >= 0 && tries < 2; tries++) /* the thread must not be left as we need it */
+    for (int tries = 0; mode >= 0 && tries < 2; tries++) /* the thread must not stay in our mode */
         if (weft_cuda()->cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS)
             return;
 }
 
-/* --- what the driver knows about a kernel ------------------------------------------------------------- */
+/* --- the driver's facts about a kernel ----------------------------------------------------------------- */
 
-/* A handle may be a CUfunction, or a CUkernel, which has a function of its own in every context. */
+/* A handle may be a CUfunction or a CUkernel; a CUkernel has a separate function in every context. */
 CUfunction weft_cuda_function(void *handle) {
     const weft_cuda_calls *cu = weft_cuda();
     CUfunction f = NULL;

@@ -1,4 +1,4 @@
-/* Graphs: kernels are captured once and run at every replay, so they are counted when the graph is launched. */
+/* Graphs: kernels are captured once but run at every replay, so they are counted when the graph is launched. */
 #include "tracer.h"
 
 #include <pthread.h>
@@ -14,19 +14,19 @@ typedef struct {
 
 typedef struct {
     size_t count, room;
-    bool unhandled; /* it holds nodes whose kernels cannot be counted: bodies that run as often as the GPU decides */
+    bool unhandled; /* it has kernels that cannot be counted, as in conditional nodes: the GPU decides how often */
     weft_graph_kernel *kernels;
     size_t tallied, tally_room;
-    graph_tally *tally;      /* of all kernels: a graph has thousands of nodes and few kernels */
-    size_t changed;          /* the node after the one that was changed last */
-    _Atomic uint64_t traced; /* where the tracer listed its kernels */
+    graph_tally *tally;      /* one entry per distinct kernel: a graph has thousands of nodes but few kernels */
+    size_t changed;          /* index after the node that was changed last */
+    _Atomic uint64_t traced; /* trace number << 32 | index of its kernels in the tracer's list */
 } graph_kernels;
 
 enum { EXECUTABLES = 1 << 18 };
-static weft_map executables; /* what each launches; guarded by the lock */
+static weft_map executables; /* graph_kernels by executable graph; guarded by the lock */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* --- what a graph holds --------------------------------------------------------------------------------- */
+/* --- the kernels of a graph ----------------------------------------------------------------------------- */
 
 static void append(graph_kernels *l, weft_graph_kernel k) {
     if (l->count == l->room) {
@@ -52,7 +52,7 @@ static bool describe(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p, weft_gr
     }
     weft_kernel k;
     weft_lookup(&weft_cuda_backend, handle, threads, p->sharedMemBytes, &k);
-    weft_limit_restore(); /* it was captured while the program allowed it */
+    weft_limit_restore(); /* the node was captured when the program's limit allowed it */
     out->row = k.row;
     out->communicates = k.kind == WEFT_KIND_COMM;
     return true;
@@ -70,7 +70,7 @@ static void read_kernel(CUgraphNode node, CUgraphNode child, graph_kernels *into
     }
 }
 
-/* `within`: the node of the outermost graph that this one belongs to; NULL: it is that graph. */
+/* `within`: the node of the outermost graph that contains this graph; NULL: this is the outermost graph. */
 static void read_graph(CUgraph graph, graph_kernels *into, CUgraphNode within, int depth) {
     const weft_cuda_calls *cu = weft_cuda();
     size_t count = 0;
@@ -98,7 +98,7 @@ static void read_graph(CUgraph graph, graph_kernels *into, CUgraphNode within, i
     free(nodes);
 }
 
-/* --- how often it launches each kernel -------------------------------------------------------------------- */
+/* --- how often a graph launches each kernel --------------------------------------------------------------- */
 
 static void tally(graph_kernels *g, weft_graph_kernel k, uint64_t times) {
     size_t i = 0;
@@ -108,7 +108,7 @@ static void tally(graph_kernels *g, weft_graph_kernel k, uint64_t times) {
         size_t room = g->tally_room ? g->tally_room * 2 : 16;
         graph_tally *grown = realloc(g->tally, room * sizeof *grown);
         if (!grown) {
-            g->unhandled = true; /* it will not be counted */
+            g->unhandled = true; /* this kernel will not be counted */
             return;
         }
         g->tally = grown;
@@ -124,7 +124,7 @@ static int by_kernel(const void *a, const void *b) {
     return x->row != y->row ? (x->row > y->row) - (x->row < y->row) : x->shaped - y->shaped;
 }
 
-/* Sorted, so that each kernel is looked for once, whatever the number of nodes. */
+/* Sorts the nodes, so that each kernel is searched for only once. */
 static void tally_all(graph_kernels *g) {
     weft_graph_kernel *sorted = malloc((g->count ? g->count : 1) * sizeof *sorted);
     if (!sorted) {
@@ -153,7 +153,7 @@ static void drop(graph_kernels *g) {
     free(g);
 }
 
-/* Replaces what is known of an executable graph; NULL: nothing. */
+/* Replaces the facts about an executable graph; NULL removes them. */
 static void replace(CUgraphExec exec, graph_kernels *g) {
     pthread_mutex_lock(&lock);
     graph_kernels *old = weft_map_find(&executables, key_of(exec), 0);
@@ -208,7 +208,7 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *outcome) {
     return instantiated(REAL(cuGraphExecUpdate_v2)(exec, graph, outcome), &exec, graph);
 }
 
-/* Callers of these hold the lock. */
+/* Callers of the next two functions hold the lock. */
 static weft_graph_kernel *kernel_at(graph_kernels *g, CUgraphNode node) {
     size_t i = g->changed, looked = 0; /* programs change their nodes in order */
     while (looked < g->count && g->kernels[i % g->count].node != node)
@@ -230,7 +230,7 @@ static void put(graph_kernels *g, weft_graph_kernel *was, weft_graph_kernel now)
     *was = now;
 }
 
-/* A node of the executable graph now launches another kernel, or this one with another shape. */
+/* A node of the executable graph now launches another kernel, or the same one with another shape. */
 static void change(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params) {
     weft_graph_kernel k;
     if (!params || !weft_attach(WEFT_API_CUDA) || !describe(node, params, &k))
@@ -243,8 +243,9 @@ static void change(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PA
     pthread_mutex_unlock(&lock);
 }
 
-/* The graph that a node holds is now another one of the same form. Its own nodes keep their handles, and which of them
- * launches what may be mistaken where the driver lists them in another order; how often each kernel runs is not. */
+/* A child graph was replaced by another one of the same topology. Its nodes keep their handles. If the driver lists
+ * them in another order, weft may attribute a kernel to the wrong node, but still counts correctly how often each
+ * kernel runs. */
 static void change_child(CUgraphExec exec, CUgraphNode node, CUgraph graph) {
     graph_kernels now = {0};
     size_t used = 0;
@@ -257,7 +258,7 @@ static void change_child(CUgraphExec exec, CUgraphNode node, CUgraph graph) {
         if (g->kernels[i].child == node)
             put(g, &g->kernels[i], now.kernels[used++]);
     if (g)
-        g->unhandled |= now.unhandled || used < now.count; /* the child of a child is not found by its node */
+        g->unhandled |= now.unhandled || used < now.count; /* a child of a child cannot be found by its node */
     pthread_mutex_unlock(&lock);
     free(now.kernels);
 }
@@ -289,7 +290,7 @@ CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, 
     return result;
 }
 
-/* Version 1 of the structure is the first part of version 2. */
+/* Version 1 of the structure is the beginning of version 2. */
 CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const void *params) {
     CUresult result = REAL(cuGraphExecKernelNodeSetParams)(exec, node, params);
     if (result == CUDA_SUCCESS && params) {
@@ -312,7 +313,7 @@ CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNod
     if (result == CUDA_SUCCESS && params && params->type == CU_GRAPH_NODE_TYPE_KERNEL)
         change(exec, node, &params->kernel);
     else if (result == CUDA_SUCCESS && params && params->type == CU_GRAPH_NODE_TYPE_GRAPH)
-        change_child(exec, node, (CUgraph)params->kernel.func); /* the first member, as for a kernel */
+        change_child(exec, node, (CUgraph)params->kernel.func); /* the graph is the union's first member, like `func` */
     return result;
 }
 
@@ -325,7 +326,7 @@ CUresult cuGraphExecDestroy(CUgraphExec exec) {
 static CUresult launched(CUresult result, CUgraphExec exec, CUstream stream) {
     if (result != CUDA_SUCCESS || !weft_attach(WEFT_API_CUDA))
         return result;
-    if (weft_capturing(stream)) { /* a graph inside a graph: counted when the outer one runs */
+    if (weft_capturing(stream)) { /* a graph inside a graph is counted when the outer graph runs */
         weft_count(WEFT_COUNT_CAPTURED);
         return result;
     }

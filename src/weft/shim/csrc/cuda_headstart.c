@@ -1,6 +1,6 @@
-/* The head start: a kernel of one thread that waits on the compute stream, so that a collective's blocks are placed
- * first. It is bounded twice, by clock cycles and by the GPU's timer: it can never wait for longer than that. The timed
- * one waits for time alone; the placed one ends as soon as the collective was placed (cuda_placed.c). */
+/* The head start: a kernel with one thread waits on the compute stream, so that a collective's blocks are placed first.
+ * The wait is bounded by clock cycles and by the GPU's timer, whichever ends first. The timed kernel waits for a fixed
+ * time; the placed kernel ends as soon as the collective was placed (cuda_placed.c). */
 #include "cuda_shim.h"
 
 #include <pthread.h>
@@ -9,8 +9,8 @@ enum { COMPUTE_STREAMS = 1024, WAYS = 4, CONTEXTS = 64 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* PTX of the oldest version that has both timers; the driver compiles it for the GPU it finds. Cycles measure the
- * wait, since the nanosecond timer may tick only once a microsecond; nanoseconds bound it. */
+/* PTX of the oldest version that has both timers; the driver compiles it for the GPU. Cycles measure the wait, since
+ * the nanosecond timer may tick only once a microsecond; nanoseconds bound it. */
 #define TIME_WAIT                                                                                                      \
     ".version 6.0\n"                                                                                                   \
     ".target sm_50\n"                                                                                                  \
@@ -36,10 +36,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     "  ret;\n"                                                                                                         \
     "}\n"
 
-/* Reads the words of up to WEFT_PLACED_SLOTS streams until each has reached its number, or the time is over. A stream
- * where more than one collective is to come is not waited for: that would take a whole collective or more. Where
- * a wait was in vain, the next ones do not wait at all, twice as many each time. `tally` holds how often time ran out, how
- * many waits are still to be left out, how many were last, and how many streams were not waited for. */
+/* Reads the words of up to WEFT_PLACED_SLOTS streams until each has reached its number or the time is up. It does not
+ * wait for a stream where more than one collective is still to be placed: that would take a whole collective or longer.
+ * After a wait that timed out, the next waits are skipped, twice as many each time (1 to 64). The words of `tally` are:
+ * the timeouts, the waits still to be skipped, the latest number of skipped waits, and the streams not waited for. */
 /* clang-format off */
 #define EACH_SLOT(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #define SLOT(i) ".param .u64 at" #i ", .param .u32 number" #i ", "
@@ -121,7 +121,7 @@ static const char WAIT_PTX[] = TIME_WAIT PLACED_WAIT;
 
 static struct {
     CUcontext context; /* NULL: free */
-    weft_waits found;  /* no kernels: cannot be had, or are being loaded */
+    weft_waits found;  /* no kernels: not available, or being loaded */
 } waits[CONTEXTS];
 
 static struct {
@@ -151,7 +151,7 @@ static int place_of(CUcontext context) {
     return i;
 }
 
-/* The driver may wait for the GPU while it loads: no lock is held then, and other threads do without a head start. */
+/* The driver may wait for the GPU while it loads, so no lock is held, and other threads go without a head start. */
 static weft_waits load_in(CUcontext context) {
     weft_waits found = load_waits();
     pthread_mutex_lock(&lock);
@@ -202,8 +202,8 @@ CUresult weft_placed_launch(const weft_waits *kernels, const weft_placed *p, uin
     return REAL(cuLaunchKernel)(kernels->placed, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL);
 }
 
-/* Whether this stream has not yet waited for the latest collective; notes that it now has. A stream that finds no place
- * of its own takes the one that was used longest ago. */
+/* Whether this stream has not yet waited for the latest collective; records that it now has. A stream without a place
+ * takes the least recently used one of its set. */
 static bool first_since_comm(CUstream stream) {
     uint64_t now = weft_comm_count(), oldest = UINT64_MAX;
     if (now == 0 || weft_comm_latest() == stream)
@@ -233,7 +233,7 @@ static void timed(const weft_waits *found, uint32_t ns, CUstream stream) {
     }
 }
 
-/* A wait for placement is never captured: the number that it waits for belongs to one launch. */
+/* A wait for placement is never captured, because the number it waits for belongs to one launch. */
 static void placed(const weft_rules *rules, CUstream stream) {
     weft_placed pending;
     if (weft_capturing(stream)) {

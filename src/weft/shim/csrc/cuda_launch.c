@@ -1,7 +1,7 @@
-/* Launches: where the policy meets each kernel.
+/* Launches: applies the policy to each kernel.
  *
- * Whatever the policy wants, the program's own launch is made once: a changed launch that the driver refuses
- * is made again as it was, and counted. Cooperative launches are only counted. */
+ * Whatever the policy asks for, the program's launch takes effect exactly once. If the driver refuses a changed launch,
+ * that is counted, and the original launch is made. Cooperative launches are only counted. */
 #include "tracer.h"
 
 #include <string.h>
@@ -9,11 +9,11 @@
 enum { MOST_ATTRIBUTES = 32 };
 
 typedef struct {
-    const CUlaunchConfig *config; /* the program's own where it called cuLaunchKernelEx */
+    const CUlaunchConfig *config; /* the program's own if it called cuLaunchKernelEx */
     CUfunction f;
     void **params, **extra;
-    bool per_thread, plain; /* plain: by cuLaunchKernel */
-    weft_variant *v;        /* NULL: not known */
+    bool per_thread, plain; /* plain: made with cuLaunchKernel */
+    weft_variant *v;        /* NULL: unknown */
 } launch;
 
 HOT static CUresult make_untraced(const launch *l, const CUlaunchConfig *c) {
@@ -76,13 +76,13 @@ HOT static void count(const weft_kernel *k, const launch *l, bool shaped) {
     if (k->kind == WEFT_KIND_COMM)
         weft_note_ctas(k, (uint64_t)c->gridDimX * c->gridDimY * c->gridDimZ);
     if (UNLIKELY(weft_capturing(weft_stream(c->hStream, l->per_thread))))
-        weft_count(WEFT_COUNT_CAPTURED); /* it runs when the graph does */
+        weft_count(WEFT_COUNT_CAPTURED); /* it runs only when the graph runs */
     else
         weft_count_launch(k->cell, 1, shaped);
 }
 
 static int highest_priority(void) {
-    static _Atomic int known; /* the range is the same on every device; 0 is also "no priorities here" */
+    static _Atomic int known; /* the range is the same on every device; 0: unknown, or no priorities here */
     int greatest = atomic_load_explicit(&known, memory_order_relaxed), least;
     if (greatest == 0 && weft_cuda()->cuCtxGetStreamPriorityRange &&
         weft_cuda()->cuCtxGetStreamPriorityRange(&least, &greatest) == CUDA_SUCCESS)
@@ -97,7 +97,7 @@ static CUresult launch_prioritised(const launch *l) {
     bool possible = priority != 0 && c->numAttrs < MOST_ATTRIBUTES;
     for (unsigned i = 0; possible && i < c->numAttrs; i++) {
         attributes[i] = c->attrs[i];
-        possible = c->attrs[i].id != CU_LAUNCH_ATTRIBUTE_PRIORITY; /* the program has chosen for itself */
+        possible = c->attrs[i].id != CU_LAUNCH_ATTRIBUTE_PRIORITY; /* the program has set a priority itself */
     }
     if (!possible)
         return make(l);
@@ -120,7 +120,7 @@ static CUresult make_comm(const weft_rules *rules, const launch *l) {
     return rules->data.flags & WEFT_PRIORITY_HIGH ? launch_prioritised(l) : make(l);
 }
 
-/* With an event that tells when it was placed, for the exact head start. */
+/* Launches a collective with a launch-completion event, for the exact head start. */
 static CUresult launch_marked(const weft_rules *rules, const launch *l, CUstream stream) {
     const CUlaunchConfig *c = l->config;
     CUlaunchAttribute attributes[MOST_ATTRIBUTES];
@@ -161,7 +161,7 @@ static CUresult launch_comm(const weft_rules *rules, const weft_kernel *k, const
     return result;
 }
 
-/* The program may have lowered the limit that the shaped size needs; raise it and try once more. */
+/* The program may have lowered the limit that the shaped size needs, so raise it and try once more. */
 static CUresult make_shaped(const launch *l, const weft_kernel *k, uint32_t shared) {
     CUlaunchConfig shaped = *l->config;
     shaped.sharedMemBytes = shared;
@@ -180,7 +180,7 @@ static bool sets_programmatic_event(const CUlaunchConfig *c) {
     return false;
 }
 
-/* A dependent launch (PDL) may start before its predecessor on the stream ends: nothing is put between them. */
+/* A dependent launch (PDL) may start before its predecessor on the stream ends, so no wait is put between them. */
 static void head_start(const weft_rules *rules, const launch *l, CUstream stream) {
     const CUlaunchConfig *c = l->config;
     if (UNLIKELY(c->numAttrs && (weft_trace_programmatic(c) || sets_programmatic_event(c)))) {
@@ -275,16 +275,17 @@ HOT static CUresult route(launch *l) {
     return k.kind == WEFT_KIND_COMM ? launch_comm(rules, &k, l) : launch_compute(rules, &k, l);
 }
 
-/* No policy changes launches, and nobody traces them: most of the time of most programs. */
+/* Whether no policy changes launches, no trace is on and no capture is open, which is the usual case. */
 static inline bool quiet(void) {
     return atomic_load_explicit(&weft_hot.neutral, memory_order_relaxed) && !weft_tracing() &&
            atomic_load_explicit(&weft_hot.captures, memory_order_relaxed) <= 0;
 }
 
-/* Whether a launch with attributes must not only be counted. What is the driver's to refuse may point anywhere. */
+/* Whether a launch with attributes needs more than counting. The pointers of an invalid launch may point anywhere, so
+ * those launches are left to the driver to refuse. */
 static bool needs_care(const CUlaunchConfig *c, CUfunction f) { return !f || !c->attrs || is_cooperative(c); }
 
-/* Where a launch is counted that needs nothing else. NULL: see `route`. */
+/* The counter of a launch that only needs to be counted. NULL: use `route`. */
 HOT static _Atomic uint64_t *only_counted(CUfunction f, unsigned threads, unsigned shared) {
     _Atomic uint64_t *counter;
     weft_variant *v = weft_usual(f, weft_shape_of(threads, shared), &counter);
@@ -298,12 +299,12 @@ HOT static _Atomic uint64_t *only_counted(CUfunction f, unsigned threads, unsign
 HOT static inline CUresult counted(_Atomic uint64_t *counter, CUresult result) {
     if (UNLIKELY(result != CUDA_SUCCESS))
         return refused(result);
-    uint64_t n = atomic_load_explicit(counter, memory_order_relaxed); /* this thread alone writes here */
+    uint64_t n = atomic_load_explicit(counter, memory_order_relaxed); /* only this thread writes here */
     atomic_store_explicit(counter, n + 1, memory_order_relaxed);
     return result;
 }
 
-/* Declares `l`, a launch by the arguments of cuLaunchKernel. */
+/* Declares `l`, a launch with the arguments of cuLaunchKernel. */
 #define PLAIN(per_thread, extra)                                                                                       \
     CUlaunchConfig config = {gx, gy, gz, bx, by, bz, shared, stream, NULL, 0};                                         \
     launch l = {&config, f, params, extra, per_thread, true, NULL}
@@ -318,14 +319,14 @@ HOT static inline CUresult counted(_Atomic uint64_t *counter, CUresult result) {
         return route(&l);                                                                                              \
     }                                                                                                                  \
     HOT CUresult cuLaunchKernelEx##suffix(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) {   \
-        if (UNLIKELY(!config)) /* the driver's to refuse */                                                            \
+        if (UNLIKELY(!config)) /* left to the driver to refuse */                                                      \
             return REAL(cuLaunchKernelEx##suffix)(config, f, params, extra);                                           \
         _Atomic uint64_t *counter = quiet() && !(config->numAttrs && needs_care(config, f))                            \
                                         ? only_counted(f, threads_of(config), config->sharedMemBytes)                  \
                                         : NULL;                                                                        \
         if (counter)                                                                                                   \
             return counted(counter, REAL(cuLaunchKernelEx##suffix)(config, f, params, extra));                         \
-        if (UNLIKELY(config->numAttrs && !config->attrs)) /* also the driver's */                                      \
+        if (UNLIKELY(config->numAttrs && !config->attrs)) /* likewise */                                               \
             return REAL(cuLaunchKernelEx##suffix)(config, f, params, extra);                                           \
         launch l = {config, f, params, extra, per_thread, false, NULL};                                                \
         return route(&l);                                                                                              \

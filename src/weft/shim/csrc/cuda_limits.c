@@ -1,10 +1,11 @@
-/* How much dynamic shared memory a kernel may be launched with. Over 48 KiB it must be allowed first, by the program
- * for its own launches and by weft for shaped ones.
+/* The limit of dynamic shared memory per kernel launch. More than 48 KiB must be allowed first, by the program for its
+ * own launches and by weft for shaped ones.
  *
- * The limit in the driver is never under what the program set: weft raises it and lowers it again only to the larger
- * of both needs, and the program's own calls take turns with that. The program must not notice: it is told its own
- * limit, and a launch that is over it meets that limit in the driver, which refuses it as it would without weft. Such
- * launches are found where a kernel is looked up for the first time; they are not remembered, so each is found. */
+ * The limit in the driver is never below the program's own. weft raises it, and lowers it only to the larger of both
+ * needs; a lock per function serializes this with the program's own calls. The program must not notice: it reads back
+ * its own limit, and for a launch over that limit, weft resets the limit in the driver, which then refuses the launch
+ * as it would without weft. Such launches are detected when a kernel is looked up for the first time. They are not
+ * cached, so each one is detected. */
 #include "cuda_shim.h"
 
 #include <pthread.h>
@@ -13,22 +14,22 @@
 enum { TURNS = 64, KNOWN = 1 << 17 };
 
 typedef struct {
-    int asked;        /* by the program; -1: never looked at */
-    int needed;       /* by shaped launches */
-    int in_driver;    /* as weft or the program set it last */
-    int measured_by;  /* threads that have raised it for a moment */
-    uint32_t largest; /* of the launches that were looked up */
-    void *launched;   /* the handle of those, where it is not the function: a CUkernel */
-    uint32_t epoch;   /* a handle that came back since may be another function's */
+    int asked;        /* the program's own limit; -1: not read yet */
+    int needed;       /* the limit that shaped launches need */
+    int in_driver;    /* the value that weft or the program set last */
+    int measured_by;  /* number of threads that have raised it temporarily, to measure */
+    uint32_t largest; /* the largest size among the launches that were looked up */
+    void *launched;   /* the handle of those launches if it is not the function but a CUkernel */
+    uint32_t epoch;   /* after a later unload, the handle may belong to another function */
 } need;
 
 static weft_map needs; /* by function */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t turns[TURNS] = {[0 ... TURNS - 1] =
-                                           PTHREAD_MUTEX_INITIALIZER}; /* by function: a call may wait for the GPU */
+/* One lock per function (by hash), since a driver call may wait for the GPU. */
+static pthread_mutex_t turns[TURNS] = {[0 ... TURNS - 1] = PTHREAD_MUTEX_INITIALIZER};
 static _Atomic bool raised;               /* some function's limit is, or was, above the program's own */
-static _Thread_local bool in_turn;        /* a profiler may call us back from inside the driver */
-static _Thread_local CUfunction withheld; /* whose limit is the program's own until its launch was refused */
+static _Thread_local bool in_turn;        /* set during driver calls, from which a profiler may call us back */
+static _Thread_local CUfunction withheld; /* the function whose limit is reset until the driver refused its launch */
 
 static pthread_mutex_t *turn_of(CUfunction f) { return &turns[weft_map_hash((uint64_t)(uintptr_t)f, 0) % TURNS]; }
 
@@ -40,7 +41,7 @@ static bool get(CUfunction f, int attribute, int *value) {
     return weft_cuda()->cuFuncGetAttribute(value, attribute, f) == CUDA_SUCCESS;
 }
 
-/* Something was unloaded: a function whose limit is as weft raised it is the same as before. */
+/* After something was unloaded: if the function still has the limit that weft set, it is the same function. */
 static void check_age(CUfunction f, need *n) {
     uint32_t now = weft_handle_epoch();
     int limit;
@@ -62,7 +63,7 @@ static need *known_need(CUfunction f) {
     return n;
 }
 
-/* Callers have the function's turn. NULL where no memory is left: then nothing is lowered. */
+/* Callers hold the function's turn. NULL if out of memory or space; the limit is then not lowered again. */
 static need *need_of(CUfunction f) {
     pthread_mutex_lock(&lock);
     need *n = weft_map_find(&needs, (uint64_t)(uintptr_t)f, 0);
@@ -79,7 +80,7 @@ static need *need_of(CUfunction f) {
     return n;
 }
 
-/* The limit in the driver is above the program's own: launches that were looked up before are to be found again. */
+/* The limit in the driver is now above the program's own: check launches again that were looked up before. */
 static void note_raised(CUfunction f, const need *n) {
     atomic_store(&raised, true);
     if (n->largest > (uint32_t)n->asked) {
@@ -110,7 +111,7 @@ static void lower(CUfunction f, int before, int shaped) {
     pthread_mutex_unlock(turn);
 }
 
-/* Where the limit in the driver is not weft's, it is the program's: it may have been set by a way that is not seen. */
+/* A limit in the driver that is not weft's is the program's own; it may have been set in a way that weft cannot see. */
 static bool learn_limit(CUfunction f, need *n) {
     int limit;
     if (n->measured_by)
@@ -122,8 +123,8 @@ static bool learn_limit(CUfunction f, need *n) {
     return true;
 }
 
-/* Raise it as far as it goes, to measure. `before`: what it was before weft ever raised it; another thread may be
- * measuring right now. */
+/* Raises the limit to the maximum, to measure. `before`: the limit before weft ever raised it, since another thread may
+ * be measuring right now. */
 static bool raise_from(CUfunction f, size_t dynamic_bytes, int most, int *before) {
     pthread_mutex_t *turn = turn_of(f);
     pthread_mutex_lock(turn);
@@ -197,8 +198,8 @@ bool weft_limit_withheld(void *handle, size_t dynamic_bytes) {
 
 /* --- the program's own calls --------------------------------------------------------------------------------- */
 
-/* cuDNN sets the limit before many launches: the driver is asked once which function a handle is, not each time. A
- * CUkernel is another function in another context. */
+/* cuDNN sets the limit before many launches, so the driver is asked only once which function a handle is. A CUkernel is
+ * a different function in each context. */
 static CUfunction function_of(void *handle) {
     enum { REMEMBERED = 64 };
     static _Thread_local struct {
@@ -221,7 +222,7 @@ static CUfunction function_of(void *handle) {
     return one->function;
 }
 
-/* The function whose limit the program speaks of; NULL: the driver alone is asked. */
+/* The function whose limit the program's call is about; NULL: the call is only forwarded. */
 static CUfunction of_program(void *handle, int attribute) {
     if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || !handle || in_turn ||
         !weft_attach(WEFT_API_CUDA))
@@ -236,7 +237,7 @@ static CUfunction of_program_on(CUkernel kernel, int attribute, CUdevice device)
     return of_program(kernel, attribute);
 }
 
-/* The driver has taken the program's value; it needs ours where that is larger. */
+/* The driver has accepted the program's value; set ours again if it is larger. */
 static void note_set(CUfunction f, int value) {
     need *n = need_of(f);
     if (!n)
@@ -252,7 +253,7 @@ static void tell_own(CUfunction f, int *value) {
         *value = n->asked;
 }
 
-/* The driver's call in the function's turn, and then what it means here. */
+/* Makes the driver's call in the function's turn and, if it succeeds, THEN. */
 #define IN_TURN(f, CALL, THEN)                                                                                         \
     pthread_mutex_t *turn = turn_of(f);                                                                                \
     pthread_mutex_lock(turn);                                                                                          \
@@ -292,7 +293,7 @@ CUresult cuKernelGetAttribute(int *value, int attribute, CUkernel kernel, CUdevi
     IN_TURN(own, REAL(cuKernelGetAttribute)(value, attribute, kernel, device), tell_own(own, value));
 }
 
-/* The driver answers by the limit as well. */
+/* The driver's answer depends on the limit, too. */
 #define OCCUPANCY(CALL)                                                                                                \
     bool over = weft_limit_withheld(f, dynamic_bytes);                                                                 \
     CUresult result = CALL;                                                                                            \

@@ -1,4 +1,4 @@
-/* Names of kernels as the program asked for them. Drivers before CUDA 12.3 cannot be asked later. */
+/* The names by which the program looked up its kernels. Drivers before CUDA 12.3 cannot return them later. */
 #define _GNU_SOURCE
 #include "cuda_shim.h"
 
@@ -22,7 +22,7 @@ static void note(void *handle, const char *name) {
     if (copy && !weft_map_put(&names, key, 0, copy))
         free(copy);
     else if (copy)
-        free(before); /* only ever read under the lock */
+        free(before); /* safe: read only under the lock */
     pthread_mutex_unlock(&lock);
 }
 

@@ -1,8 +1,8 @@
-/* Kernel nodes that the program itself adds to a graph or changes there: the driver refuses one with more shared memory
- * than the program allowed the kernel, also where weft has raised the limit (cuda_limits.c). */
+/* Kernel nodes that the program itself adds to a graph or changes. If a node has more shared memory than the program's
+ * own limit for the kernel, the driver must refuse it, even if weft has raised the limit (cuda_limits.c). */
 #include "cuda_shim.h"
 
-/* Version 1 of the structure is the first part of version 2, without `kern`. */
+/* Version 1 of the structure is the beginning of version 2, without `kern`. */
 static bool withheld(const CUDA_KERNEL_NODE_PARAMS *p, bool first_version) {
     void *kernel = !p ? NULL : p->func ? (void *)p->func : first_version ? NULL : (void *)p->kern;
     return kernel && weft_limit_withheld(kernel, p->sharedMemBytes);

@@ -1,12 +1,12 @@
-/* The exact head start: compute waits until the GPU has taken up the collective's launch, and no longer than the policy
- * allows.
+/* The exact head start: compute waits until the GPU has queued the collective's launch for SMs, but no longer than the
+ * policy allows.
  *
- * A launch-completion event on the collective's launch fires once the launch stands in the GPU's queue for SMs; blocks of
- * launches that come later, at the same or a lower priority, are placed behind it. A helper stream of ours waits for
- * that event and writes the collective's number into host memory. In front of the first compute launch after the
- * collective goes a kernel of one thread that reads this number until it is there or its time is over. So compute never
- * waits for anything but time, whatever the collective's stream still waits for, and nothing of the program waits for
- * the helper. A program's own event on the launch serves as well as ours. */
+ * A launch-completion event on the collective's launch fires once the launch is in the GPU's queue for SMs. Blocks of
+ * later launches with the same or a lower priority are placed after it. A helper stream waits for that event and writes
+ * the collective's number into host memory. Before the first compute launch after the collective, a kernel with one
+ * thread polls this number until it appears or the time is up. So the wait of compute is bounded, whatever the
+ * collective's stream still waits for, and nothing in the program waits for the helper. If the program has its own
+ * event on the launch, weft uses that one. */
 #include "tracer.h"
 
 #include <pthread.h>
@@ -14,26 +14,26 @@
 
 enum {
     LANES = 64,    /* streams with collectives, over all contexts */
-    PENDING = 256, /* collectives of one stream that were not taken up yet; further ones get no event */
-    TALLY = 256,   /* the first word of the tally among the spare words; lanes have the words before it */
-    REFUSALS = 4,  /* after so many the driver is not asked again */
+    PENDING = 256, /* pending collectives per stream; further ones get no event */
+    TALLY = 256,   /* index of the tally's first word among the spare words; the words before it belong to lanes */
+    REFUSALS = 4,  /* after this many refusals the driver is not asked again */
     SINCE_CUDA = 12030,
     DISABLE_TIMING = 2,
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* One stream with collectives. `issued` numbers those with an event; the GPU writes each number to the lane's word.
- * Numbers only grow, so that an idle lane can be given to another stream. */
+/* One stream with collectives. `issued` numbers the collectives with an event; the GPU writes each number to the lane's
+ * word. Numbers only grow, so an idle lane can be given to another stream. */
 static struct {
     _Atomic(CUcontext) context; /* NULL: free */
     _Atomic(CUstream) stream;
     _Atomic uint32_t issued;
-    _Atomic uint32_t met; /* the latest that compute launches have come upon */
+    _Atomic uint32_t met; /* the latest number that a compute launch has seen */
     _Atomic bool marked;  /* the latest collective has an event */
-    _Atomic bool busy;    /* a thread launches on it */
+    _Atomic bool busy;    /* a thread is launching on it */
     CUstream helper;
-    CUevent events[PENDING]; /* used in turn: none is recorded again before its number was written */
+    CUevent events[PENDING]; /* used in turn; no event is recorded again before its number was written */
 } lanes[LANES];
 static _Atomic uint32_t timeouts_seen, behind_seen;
 static _Atomic int refusals;
@@ -51,8 +51,8 @@ static bool supported(void) {
            cu->cuEventCreate && cu->cuStreamWaitEvent && cu->cuStreamCreateWithPriority && cu->cuStreamWriteValue32_v2;
 }
 
-/* Streams of one priority share a few hardware queues, where our wait would hold up the program's launches: torch uses 0
- * to -3, NCCL's own streams the highest. */
+/* Streams of one priority share a few hardware queues, in which our wait would block the program's launches. torch uses
+ * priorities 0 to -3; NCCL's own streams use the highest. */
 static CUstream make_helper(void) {
     int least = 0, greatest = 0;
     if (weft_cuda()->cuCtxGetStreamPriorityRange)
@@ -67,7 +67,7 @@ static CUcontext current(void) {
     return context;
 }
 
-/* The lane of this stream, marked busy for the caller; -1: none is free, or another thread launches on the stream. */
+/* The lane of this stream, marked busy for the caller; -1: no lane is free, or another thread is launching on it. */
 static int take_lane(CUcontext context, CUstream stream, const _Atomic uint32_t *words) {
     int found = -1, spare = -1;
     pthread_mutex_lock(&lock);
@@ -79,12 +79,12 @@ static int take_lane(CUcontext context, CUstream stream, const _Atomic uint32_t 
             spare = spare < 0 || atomic_load(&lanes[spare].context) ? i : spare;
         else if (spare < 0 && owner == context && !atomic_load(&lanes[i].busy) &&
                  atomic_load(&words[i]) == atomic_load(&lanes[i].issued))
-            spare = i; /* of a stream that has nothing pending: its helper and events serve the new one */
+            spare = i; /* its stream has nothing pending; the new stream can reuse its helper and events */
     }
     if (found < 0 && spare >= 0) {
         found = spare;
         atomic_store(&lanes[found].marked, false);
-        atomic_store(&lanes[found].met, atomic_load(&lanes[found].issued)); /* all of the stream before are placed */
+        atomic_store(&lanes[found].met, atomic_load(&lanes[found].issued)); /* the previous stream's are all placed */
         atomic_store(&lanes[found].stream, stream);
         atomic_store(&lanes[found].context, context);
     }
@@ -94,7 +94,7 @@ static int take_lane(CUcontext context, CUstream stream, const _Atomic uint32_t 
     return found;
 }
 
-/* The event for the lane's next collective: the one that the program has on the launch, or ours. */
+/* The event for the lane's next collective: the program's own if the launch has one, or ours. */
 static CUevent choose_event(const CUlaunchConfig *config, int lane, bool *own) {
     const weft_cuda_calls *cu = weft_cuda();
     *own = false;
@@ -116,7 +116,7 @@ static void take_over(const _Atomic uint32_t *word, _Atomic uint32_t *seen, int 
         atomic_fetch_add_explicit(&weft_hot.self->counters[counter], now - before, memory_order_relaxed);
 }
 
-/* What the waiting kernels have counted is taken over at every collective, and at the end. */
+/* Adds the waiting kernels' counts to the process's counters, at every collective and at exit. */
 static void note_tally(void) {
     const _Atomic uint32_t *words = weft_spare_words_known();
     if (!words || !weft_hot.self)
@@ -171,7 +171,7 @@ void weft_placed_refused(void) {
     weft_count(WEFT_COUNT_PLACED_FAILURES);
 }
 
-/* Behind the launch: the helper's wait takes the event as it is now, so the event may be recorded again later. */
+/* Called after the launch. The helper waits for the event's current recording, so the event may be reused later. */
 static bool write_number(const weft_placed_mark *mark, uint32_t number) {
     const weft_cuda_calls *cu = weft_cuda();
     CUstream helper = lanes[mark->lane].helper;
@@ -181,8 +181,8 @@ static bool write_number(const weft_placed_mark *mark, uint32_t number) {
            weft_cuda_backend.write_word(helper, device + (uint64_t)mark->lane * sizeof(uint32_t), number);
 }
 
-/* Its wait may be in the queue, with no number behind it that would tell when it is over. The driver lets a stream that
- * is destroyed finish what it has. */
+/* The helper may have a wait queued with no number after it that would tell when the wait is over. The driver lets a
+ * destroyed stream finish its queued work. */
 static void give_up_helper(int lane) {
     if (weft_cuda()->cuStreamDestroy_v2)
         weft_trace_side_over(lanes[lane].helper);
@@ -216,7 +216,7 @@ bool weft_placed_pending(CUstream stream, weft_placed *out) {
         if (atomic_load(&lanes[i].context) != context || atomic_load(&lanes[i].stream) == stream ||
             !atomic_load(&lanes[i].marked))
             continue;
-        /* Of several that were launched in a row, compute lets the first be placed: the others follow it only. */
+        /* Of several collectives launched in a row, compute waits only for the first; the others just follow it. */
         uint32_t latest = atomic_load(&lanes[i].issued), met = atomic_exchange(&lanes[i].met, latest);
         uint32_t number = met == latest ? latest : met + 1;
         marked = true;
@@ -231,7 +231,7 @@ bool weft_placed_pending(CUstream stream, weft_placed *out) {
     return out->count > 0;
 }
 
-/* Its events and helpers die with it, and the numbers that they would write never come. */
+/* A context's events and helpers are destroyed with it, so the numbers that they would have written never come. */
 void weft_placed_context_gone(CUcontext context) {
     _Atomic uint32_t *words = weft_spare_words_known();
     pthread_mutex_lock(&lock);

@@ -1,4 +1,4 @@
-/* The CUDA side of the shim: prototypes of what it exports, the real functions, and its parts. */
+/* The CUDA side of the shim: the exported functions, the driver's real functions, and the internal interfaces. */
 #ifndef WEFT_CUDA_SHIM_H
 #define WEFT_CUDA_SHIM_H
 
@@ -109,7 +109,7 @@ typedef struct {
 } weft_cuda_real;
 extern weft_cuda_real weft_real;
 
-/* REAL(name): the real function, found on first use; the driver always has it when the hook is reached. */
+/* REAL(name): the real function, found on first use. If a hook is reached, the driver normally has its function. */
 #define REAL(symbol)                                                                                                   \
     ({                                                                                                                 \
         __typeof__(&symbol) real_ = atomic_load_explicit(&weft_real.symbol, memory_order_relaxed);                     \
@@ -117,10 +117,10 @@ extern weft_cuda_real weft_real;
     })
 void *weft_cuda_find(const char *symbol);
 void *weft_cuda_own(const char *name);              /* our function of that name, or NULL */
-bool weft_cuda_driver(const char *name);            /* is a driver loaded that has it? */
-void weft_cuda_found(const char *name, void *real); /* the program found the real one: keep it */
+bool weft_cuda_driver(const char *name);            /* whether a loaded driver has this function */
+void weft_cuda_found(const char *name, void *real); /* remember the real function that the program found */
 
-/* Driver functions that the shim calls for itself, and not through other tools; any may be NULL on an old driver. */
+/* Driver functions for the shim's own use, which bypass other tools. Any may be NULL on an old driver. */
 #define CUDA_CALLS(X)                                                                                                  \
     X(cuFuncGetName, CUresult (*)(const char **, CUfunction))                                                          \
     X(cuKernelGetName, CUresult (*)(const char **, CUkernel))                                                          \
@@ -171,37 +171,38 @@ const weft_cuda_calls *weft_cuda(void);
 
 extern const weft_backend weft_cuda_backend;
 CUfunction weft_cuda_function(void *handle); /* of a CUfunction or a CUkernel, in this context; NULL: unknown */
-void weft_cuda_kernel_sizes(void *handle, int *registers, int *static_shared); /* left unchanged where unknown */
+void weft_cuda_kernel_sizes(void *handle, int *registers, int *static_shared); /* unknown values stay unchanged */
 int weft_cuda_device_attribute(int attribute); /* of the current context's device; 0: unknown */
 
-/* Our own calls are allowed while another thread captures: they touch nothing that is being captured. */
+/* Allow our own driver calls while another thread captures; they touch nothing that is being captured. */
 int weft_capture_relax(void);
 int weft_capture_relax_where_open(void); /* the same; costs one load while nothing is captured */
 void weft_capture_restore(int mode);
 
-/* A stream as an explicit handle, whatever the default stream of the calling convention. */
+/* A stream as an explicit handle: NULL becomes the default stream of the calling convention. */
 static inline CUstream weft_stream(CUstream stream, bool per_thread) {
     return stream ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
 }
 
 /* --- cuda_limits.c, cuda_names.c ------------------------------------------------------------------------- */
 
-/* Dynamic shared memory that makes exactly `blocks` blocks of this function fit; it may then be launched with it. */
+/* Finds the dynamic shared memory with which exactly `blocks` blocks of this function fit, and raises its limit so that
+ * it can be launched with that amount. */
 bool weft_pin_function(CUfunction f, unsigned threads, size_t dynamic_bytes, unsigned blocks, uint32_t *bytes);
-/* Is this more than the program allowed? Where weft has raised the limit, the driver has the program's own until
- * weft_limit_restore, which this thread calls when the driver has refused the launch. */
+/* Whether this is more than the program's own limit. If so, and weft has raised the limit, it is reset to the program's
+ * own until weft_limit_restore, which this thread calls after the driver has refused the launch. */
 bool weft_limit_exceeded(void *handle, size_t dynamic_bytes);
 void weft_limit_restore(void);
-bool weft_limit_withheld(void *handle, size_t dynamic_bytes); /* the same; costs one load where weft raised none */
+bool weft_limit_withheld(void *handle, size_t dynamic_bytes); /* the same; only one load if weft raised no limit */
 int weft_occupancy(void *f, unsigned threads, size_t dynamic_bytes); /* 0: unknown */
-bool weft_name_noted(void *handle, char *out, size_t size);          /* as the program asked for it */
+bool weft_name_noted(void *handle, char *out, size_t size); /* the name by which the program looked up the kernel */
 
 /* --- cuda_graph.c -------------------------------------------------------------------------------------- */
 
 /* A kernel of a graph. */
 typedef struct {
     CUgraphNode node;
-    CUgraphNode child; /* the node of the outermost graph that holds it; NULL: that graph itself */
+    CUgraphNode child; /* the child-graph node of the outermost graph that contains it; NULL: that graph itself */
     uint32_t row;
     bool shaped, communicates, disabled;
 } weft_graph_kernel;
@@ -214,31 +215,31 @@ static inline bool weft_capturing(CUstream stream) {
     return UNLIKELY(atomic_load_explicit(&weft_hot.captures, memory_order_relaxed) > 0) && weft_is_capturing(stream);
 }
 
-bool weft_capture_open(void); /* on any stream; asks the driver */
+bool weft_capture_open(void); /* whether any stream captures; asks the driver */
 
 /* --- cuda_headstart.c ---------------------------------------------------------------------------------- */
 
-/* Our waiting kernels in the current context, loaded once in each; NULL where one cannot be had. */
+/* Our waiting kernels in the current context, loaded once per context; NULL if not available. */
 typedef struct {
     CUfunction timed, placed;
     uint64_t mhz; /* the highest clock of the GPU's SMs */
 } weft_waits;
 
 void weft_head_start(const weft_rules *rules, CUstream stream);
-void weft_head_start_context_gone(
-    CUcontext context); /* and our kernels with it; NULL: of any context that may be gone */
+/* Forgets our kernels in a destroyed context. */
+void weft_head_start_context_gone(/* NULL: all contexts */ CUcontext context);
 weft_waits weft_wait_kernels(void);
 CUresult weft_wait_launch(CUfunction wait, uint64_t mhz, uint64_t ns, CUstream stream);
 
 /* --- cublas.c ---------------------------------------------------------------------------------------- */
 
-bool weft_cublas_inside(void); /* does this thread call a GEMM that weft has seen? */
+bool weft_cublas_inside(void); /* whether this thread is inside a GEMM call that weft intercepted */
 
 /* --- cuda_placed.c ---------------------------------------------------------------------------------- */
 
 enum { WEFT_PLACED_SLOTS = 8 };
 
-/* The collectives that a compute launch waits for: words that the GPU writes, and the number that each must reach. */
+/* The collectives that a compute launch waits for: words that the GPU writes, and the number each must reach. */
 typedef struct {
     uint64_t at[WEFT_PLACED_SLOTS];
     uint32_t number[WEFT_PLACED_SLOTS];
@@ -246,17 +247,17 @@ typedef struct {
     uint64_t tally; /* see cuda_headstart.c */
 } weft_placed;
 
-/* A collective's launch that gets an event. */
+/* The launch-completion event for a collective's launch. */
 typedef struct {
     int lane; /* -1: none */
     CUevent event;
-    bool own; /* the event is ours, to be put on the launch */
+    bool own; /* the event is ours and must be added to the launch */
 } weft_placed_mark;
 
 bool weft_placed_begin(const CUlaunchConfig *config, CUstream stream, weft_placed_mark *mark);
-void weft_placed_refused(void); /* the driver refused the launch with the event and took it without */
+void weft_placed_refused(void); /* the driver refused the launch with the event but accepted it without */
 void weft_placed_end(const weft_placed_mark *mark, bool launched);
-bool weft_placed_pending(CUstream stream, weft_placed *out); /* collectives that this stream has to wait for */
-void weft_placed_context_gone(CUcontext context);            /* NULL: of any context that may be gone */
+bool weft_placed_pending(CUstream stream, weft_placed *out); /* collectives that this stream must wait for */
+void weft_placed_context_gone(CUcontext context);            /* NULL: all contexts */
 
 #endif

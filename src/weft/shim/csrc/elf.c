@@ -1,5 +1,5 @@
-/* A symbol of the libc found in its own tables: for libcs without dlvsym (musl), where the loader answers every
- * question about dlsym with ours. */
+/* Finds a symbol of the libc in its own ELF tables. Needed for libcs without dlvsym (musl), where every lookup of dlsym
+ * through the loader returns the shim's. */
 #define _GNU_SOURCE
 #include "weft.h"
 
@@ -22,7 +22,7 @@ static uint32_t symbols_by_gnu_hash(const uint32_t *table) {
     return last < offset ? 0 : last + 1;
 }
 
-/* Addresses in the table are absolute or not by libc. */
+/* Some libcs store absolute addresses in the table, others offsets. */
 static const void *at(ElfW(Addr) base, ElfW(Addr) address) {
     return (const void *)(address < base ? base + address : address);
 }

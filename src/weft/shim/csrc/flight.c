@@ -1,8 +1,9 @@
-/* Collectives in flight: behind every collective the GPU writes its number into host memory, so that a compute
- * launch learns by a plain load whether one is still running; no event, no query, nothing that capture forbids.
+/* Tracks collectives in flight. After every collective the GPU writes its number into host memory, so that a compute
+ * launch learns with a plain load whether one is still running. This needs no event, no query and nothing that a
+ * capture forbids.
  *
- * The memory is ours and outlives every context: only the GPU's right to write to it is given anew. Each stream with a
- * collective in flight has a place; a place is free again once its last collective has ended. */
+ * The memory is ours and outlives every context; only its registration with the GPU is renewed. Each stream with a
+ * collective in flight has a place, which becomes free once its last collective has ended. */
 #define _GNU_SOURCE
 #include "weft.h"
 
@@ -17,10 +18,10 @@ static struct {
 } comm[COMM_STREAMS];
 static _Atomic int places;               /* in use so far */
 static _Atomic(_Atomic uint32_t *) done; /* one number per place, written by the GPU */
-static _Atomic uint64_t done_device;     /* 0: the GPU may not write there, yet or any more */
+static _Atomic uint64_t done_device;     /* device address of `done`; 0: not registered with the GPU */
 static _Atomic uint64_t launched;        /* collectives launched or captured so far */
 static _Atomic(void *) latest;
-static _Atomic uint32_t captured; /* collectives in the captures that are open now */
+static _Atomic uint32_t captured; /* collectives in the currently open captures */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 uint64_t weft_comm_count(void) { return atomic_load_explicit(&launched, memory_order_relaxed); }
@@ -36,14 +37,14 @@ static _Atomic uint32_t *words(void) {
         void *memory = mmap(NULL, WEFT_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         found = memory == MAP_FAILED ? NULL : memory;
         if (found)
-            madvise(memory, WEFT_PAGE, MADV_DONTFORK); /* pages that a GPU writes to must not be copied on write */
+            madvise(memory, WEFT_PAGE, MADV_DONTFORK); /* pages that the GPU writes to must not be copied on write */
         atomic_store_explicit(&done, found, memory_order_release);
     }
     pthread_mutex_unlock(&lock);
     return found;
 }
 
-/* The driver is asked without our lock: it may wait for the GPU. */
+/* Calls the driver without holding our lock, since the driver may wait for the GPU. */
 static uint64_t device_of(const weft_backend *api, _Atomic uint32_t *memory) {
     uint64_t device = atomic_load_explicit(&done_device, memory_order_acquire);
     if (UNLIKELY(device == 0) && api->share && api->share((void *)memory, WEFT_PAGE, &device))
@@ -67,7 +68,7 @@ static bool idle(int place, _Atomic uint32_t *ended) {
     return atomic_load(&comm[place].issued) == atomic_load(&ended[place]);
 }
 
-/* A place of this stream, and the number of its next collective there; -1: more streams are busy than places. */
+/* The place of this stream, and the number of its next collective; -1: all places belong to busy streams. */
 static int take_place(void *stream, _Atomic uint32_t *ended, uint32_t *number) {
     int free_place = -1;
     pthread_mutex_lock(&lock);
@@ -96,11 +97,11 @@ static void track(const weft_backend *api, void *stream) {
     uint32_t number;
     int place = device ? take_place(stream, ended, &number) : -1;
     if (place < 0) {
-        weft_count(WEFT_COUNT_TRACKING_FAILURES); /* it counts as not in flight */
+        weft_count(WEFT_COUNT_TRACKING_FAILURES); /* this collective counts as not in flight */
         return;
     }
     if (!api->write_word(stream, device + (uint64_t)place * sizeof(uint32_t), number)) {
-        atomic_store(&ended[place], atomic_load(&comm[place].issued)); /* else it would stay in flight */
+        atomic_store(&ended[place], atomic_load(&comm[place].issued)); /* otherwise it would stay in flight forever */
         weft_count(WEFT_COUNT_TRACKING_FAILURES);
     }
 }
@@ -119,7 +120,7 @@ void weft_comm_launched(const weft_backend *api, const weft_rules *rules, void *
 
 void weft_comm_capture_over(void) { atomic_store(&captured, 0); }
 
-/* In a capture nothing runs yet: what follows a captured collective on another stream may overlap with it. */
+/* Nothing runs yet in a capture, but a launch on another stream after a captured collective may overlap with it. */
 bool weft_comm_in_flight(void *stream, bool capturing) {
     if (capturing)
         return atomic_load(&captured) > 0 && weft_comm_latest() != stream;
@@ -133,7 +134,8 @@ bool weft_comm_in_flight(void *stream, bool capturing) {
     return false;
 }
 
-/* Collectives of other contexts may still run: the numbers that they will write are the ones that stand there then. */
+/* Marks everything as ended. Collectives of other contexts may still run; the numbers that they will write are already
+ * there, and do no harm. */
 void weft_flight_context_gone(void) {
     _Atomic uint32_t *ended = atomic_load(&done);
     atomic_store(&done_device, 0);

@@ -1,8 +1,8 @@
-/* Memory in files of the job's folder. Where such a file is truncated, or lost with a network file system, touching it
- * is a SIGBUS, which would end the program. A lost page is replaced by zeros instead: weft then has no policy and
- * counts for nobody, and the program runs on as it would without weft.
+/* Protects the memory mapped from files in the job's folder. If such a file is truncated, or lost with a network file
+ * system, an access raises SIGBUS, which would end the program. The handler maps a zero page instead: weft then has no
+ * policy, its counts are lost, and the program continues as it would without weft.
  *
- * Only where the program has no handler of its own; one that it sets later takes the place of this one. */
+ * The handler is installed only if the program has none; a handler that the program sets later replaces it. */
 #define _GNU_SOURCE
 #include "weft.h"
 
@@ -33,11 +33,11 @@ static bool replace_page(uintptr_t address) {
     return mmap(page, size, PROT_READ | PROT_WRITE, flags, -1, 0) == page;
 }
 
-/* What is not ours is left to the default action: it is raised again when this returns. */
+/* Any other bus error gets the default action: a fault recurs when the handler returns, a sent signal is re-raised. */
 static void on_bus_error(int number, siginfo_t *info, void *context) {
     int before = errno;
     (void)context;
-    bool fault = info->si_code > 0; /* else another process has sent it */
+    bool fault = info->si_code > 0; /* otherwise a process sent the signal */
     if (!fault || !guarded((uintptr_t)info->si_addr) || !replace_page((uintptr_t)info->si_addr)) {
         signal(number, SIG_DFL);
         if (!fault)

@@ -1,9 +1,10 @@
-/* The HIP side of the shim: the same policy over libamdhip64's launch calls, which can be interposed directly.
+/* The HIP side of the shim: applies the same policy to libamdhip64's launch calls, which can be interposed directly.
  *
- * Residency works by dynamic LDS, as on CUDA by shared memory. HIP has no launch attribute for priority: a policy
- * with high priority reaches torch's collectives by an environment variable (see inject.py). There is neither a head
- * start nor a way to keep SMs free of GEMMs: both are counted as not applied. Graphs are not followed: what is captured
- * counts once, and each launch of a graph as one that weft does not account for. Written from the HIP headers and tested against a fake libamdhip64; not run on AMD hardware. */
+ * Residency uses dynamic LDS, as it uses shared memory on CUDA. HIP has no launch attribute for priority; high
+ * priority reaches torch's collectives through an environment variable (see apply.py). There is no head start and no
+ * way to keep SMs free of GEMMs; both are counted as not applied. Graphs are not tracked: a captured launch is counted
+ * once, and each graph launch counts as an interface that weft does not account for. Written from the HIP headers and
+ * tested against a fake libamdhip64; not run on AMD hardware. */
 #define _GNU_SOURCE
 #include "weft.h"
 
@@ -72,10 +73,10 @@ static int index_of(const char *name) {
     return -1;
 }
 
-/* The libraries after this one in the program's order: HIP's symbols are bound by the linker. */
+/* The next definition after the shim: HIP's symbols are bound by the linker. */
 static void *next_symbol(const char *name) {
     void *found = weft_next_symbol(name);
-    for (int i = 0; i < HOOKS && !found; i++) { /* loaded out of the linker's sight */
+    for (int i = 0; i < HOOKS && !found; i++) { /* the library was loaded without the linker */
         Dl_info info;
         void *known = atomic_load(hooks[i].real);
         void *library = known && dladdr(known, &info) ? dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : NULL;
@@ -115,7 +116,7 @@ void weft_hip_found(const char *name, void *function) {
         atomic_compare_exchange_strong(hooks[i].real, &none, function);
 }
 
-/* --- what the runtime knows about a kernel: a host function by hipLaunchKernel, a hipFunction_t by modules -- */
+/* --- the runtime's facts about a kernel: hipLaunchKernel takes a host function, modules a hipFunction_t ------- */
 
 #define HIP_CALLS(X)                                                                                                   \
     X(hipKernelNameRef, const char *(*)(void *))                                                                       \
@@ -203,7 +204,7 @@ static bool module_pin(void *f, unsigned threads, size_t lds, unsigned blocks, u
     return pin(module_blocks, f, threads, lds, blocks, bytes);
 }
 
-/* Allowed while another thread captures: it touches nothing that is being captured. */
+/* Works while another thread captures; it touches nothing that is being captured. */
 static int register_memory(void *memory, size_t size) {
     enum { PORTABLE_AND_MAPPED = 3, RELAXED = 2 };
     int mode = RELAXED;
@@ -226,7 +227,7 @@ static bool share(void *memory, size_t size, uint64_t *device) {
     return true;
 }
 
-/* Default streams have handles here, so that they can be told apart. That of the legacy stream is new in ROCm 6.2. */
+/* Default streams get handles here, so that they can be told apart. HIP knows the legacy stream's since ROCm 6.2. */
 #define STREAM_LEGACY ((void *)1)
 #define STREAM_PER_THREAD ((void *)2)
 
@@ -236,8 +237,8 @@ static bool write_word(void *stream, uint64_t device, uint32_t value) {
     return hip.hipStreamWriteValue32(as_hip_knows_it(stream), (void *)(uintptr_t)device, value, 0) == 0;
 }
 
-/* Nothing of ours goes into a capture: a word that the GPU writes would be refused there, and the capture lost. The
- * legacy stream is an error while another stream captures, and must not be used then, either. */
+/* Nothing of ours may enter a capture: HIP would refuse our word write and invalidate the capture. Using the legacy
+ * stream while another stream captures is an error, so that counts as capturing too. */
 static bool capturing(void *stream) {
     int status = 0;
     return hip.hipStreamIsCapturing && (hip.hipStreamIsCapturing(as_hip_knows_it(stream), &status) != 0 || status != 0);
@@ -252,9 +253,9 @@ static const weft_backend module_backend = {WEFT_API_HIP, module_name, module_bl
 
 typedef struct {
     const weft_backend *api;
-    const weft_rules *rules; /* NULL: the launch is not weft's business */
+    const weft_rules *rules; /* NULL: weft does not handle this launch */
     weft_kernel k;
-    size_t asked, shared; /* dynamic LDS that the program asks for, and that it gets */
+    size_t asked, shared; /* dynamic LDS that the program requests, and that it gets */
     uint64_t blocks;
     void *stream;
 } decision;
@@ -281,7 +282,7 @@ static decision decide(const weft_backend *api, const void *f, uint64_t blocks, 
     return d;
 }
 
-/* Whether the launch must be made again as the program asked for it. */
+/* Whether the launch must be repeated as the program requested it. */
 static bool refused(decision *d, int result) {
     if (result == 0 || d->shared == d->asked)
         return false;

@@ -1,6 +1,6 @@
-/* dlsym, intercepted: the CUDA runtime (also the copies inside cuBLAS, cuDNN and NCCL) finds the driver through it,
- * and so does Triton; some programs find NCCL through it. Everything that weft does not hook goes straight on to the
- * next dlsym by a jump, so that it still sees its true caller, which RTLD_NEXT depends on. */
+/* Intercepts dlsym. The CUDA runtime (including its copies inside cuBLAS, cuDNN and NCCL) and Triton find the driver
+ * through it; some programs find NCCL through it. A lookup of a symbol that weft does not hook jumps to the next dlsym,
+ * which therefore still sees its true caller; RTLD_NEXT depends on that. */
 #define _GNU_SOURCE
 #include "cuda_shim.h"
 
@@ -10,16 +10,16 @@
 
 typedef void *(*dlsym_fn)(void *, const char *);
 
-/* Two of them: the libc's, which knows our place in the program's order, and the next in that order, which is another
- * tool's where it intercepts dlsym as well. */
+/* There are two: the libc's, which resolves RTLD_NEXT from the shim's position, and the next one after the shim, which
+ * belongs to another tool if that also intercepts dlsym. */
 static dlsym_fn libc_dlsym;
 __attribute__((visibility("hidden"))) dlsym_fn weft_next_dlsym;
 
-/* Answers of the filter other than a function of ours. */
+/* Results of the filter that are not one of our functions. */
 #define ASK_NEXT ((void *)0)
 #define FOUND_NOTHING ((void *)1)
 
-/* dlsym is called before anything else is ready, the sanitizers' own start-up included. */
+/* dlsym is called before anything else is initialized, even during the sanitizers' own start-up. */
 #define EARLY __attribute__((no_sanitize_address, no_sanitize_thread, no_sanitize_undefined))
 
 extern void *dlvsym(void *, const char *, const char *) __attribute__((weak)); /* musl has none */
@@ -71,14 +71,14 @@ static int note_file(struct dl_phdr_info *info, size_t size, void *data) {
     return found->count == (int)(sizeof found->paths / sizeof *found->paths);
 }
 
-/* The loader's lock is held while it iterates, so nothing is opened then. */
+/* The loader holds its lock while it iterates, so the callback only collects names and opens nothing. */
 void weft_loaded_files(const char *const *words, weft_files *found) {
     file_search s = {words, found};
     found->count = 0;
     dl_iterate_phdr(note_file, &s);
 }
 
-/* The program may ask dlerror next: it must hear of its own question, and of none of ours. */
+/* The program may call dlerror next: it must get the error of its own lookup, not of one of ours. */
 static void *found_nothing(const char *name) {
     weft_next_symbol(name);
     return FOUND_NOTHING;
@@ -94,7 +94,7 @@ static void *substitute(void *handle, const char *name, bool cuda) {
     void *real = ours ? weft_real_symbol(handle, name) : NULL;
     if (!real)
         return ASK_NEXT;
-    if (real == ours) { /* asked of the whole program, which meets ours first: is there a driver behind it? */
+    if (real == ours) { /* a global lookup finds ours first: is there a driver behind it? */
         bool driver = cuda ? weft_cuda_driver(name) : weft_hip_driver(name);
         return driver ? found(ours) : found_nothing(name);
     }
@@ -113,7 +113,7 @@ static void *substitute_nccl(void *handle, const char *name) {
     return weft_enabled() ? found(weft_nccl_substitute(name, real)) : ASK_NEXT;
 }
 
-/* Our function, where `name` is one that we intercept and `handle` has it. */
+/* Our function, if `name` is one that we intercept and `handle` has it. */
 EARLY __attribute__((visibility("hidden"), used)) void *weft_dlsym_filter(void *handle, const char *name) {
     if (UNLIKELY(!weft_next_dlsym))
         find_dlsym();

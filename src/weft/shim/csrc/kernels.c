@@ -1,8 +1,8 @@
-/* What is known about each kernel: its name, whether it communicates, and its row of counters.
+/* The facts about each kernel: its name, whether it communicates, and its row of counters.
  *
- * Looking a kernel up takes no lock. What the driver is asked is asked before the lock is taken, since a call to the
- * driver may wait for the GPU. Tables are bounded: past VARIANTS kernels and launch shapes only the kind of a kernel
- * is found, and past the last row launches are counted together. */
+ * A lookup takes no lock. The driver is called before the lock is taken, since it may wait for the GPU. The tables are
+ * bounded: beyond VARIANTS combinations of kernel and launch shape, only the kind of a kernel is known, and beyond the
+ * last row, launches are counted together. */
 #define _GNU_SOURCE
 #include "weft.h"
 
@@ -15,8 +15,8 @@ enum { VARIANTS = 1 << 18, BATCH = 256, SPILL = 256, LOOK_AGAIN = 256, TRIES = 4
 
 static weft_map variants;
 
-/* The variants that were launched lately, close together: the map of many kernels is spread over many pages. Whatever
- * is found here is compared as what is found there. */
+/* A small cache of recently launched variants, since the map of many kernels spans many pages. Entries found here are
+ * compared with the key, like those found in the map. */
 static _Atomic(weft_variant *) lately[LATELY][2];
 static weft_variant *unused;
 static struct batch {
@@ -27,7 +27,7 @@ static _Atomic uint32_t made;     /* variants in use */
 static _Atomic uint32_t swept_at; /* the epoch of the latest sweep */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Case-insensitive; `*` any run, `?` one character. One point to come back to. */
+/* Case-insensitive; `*` matches any run, `?` one character. One backtracking point suffices. */
 bool weft_glob(const char *pattern, const char *name) {
     const char *star = NULL, *resume = NULL;
     while (*name) {
@@ -62,7 +62,7 @@ static uint32_t classify(const char *name) {
 /* --- rows ------------------------------------------------------------------------------------------------- */
 
 enum { ROW_INDEX = WEFT_ROWS * 2 };
-static uint16_t *row_index; /* by what tells rows apart; 0: free */
+static uint16_t *row_index; /* hash table of rows, see row_hash and is_row; 0: free */
 
 weft_row *weft_row_at(uint32_t row) {
     return &weft_hot.self->chunks[row / WEFT_CHUNK_ROWS].rows[row % WEFT_CHUNK_ROWS];
@@ -71,7 +71,7 @@ weft_cell *weft_cell_at(uint32_t row) {
     return &weft_hot.self->chunks[row / WEFT_CHUNK_ROWS].cells[0][row % WEFT_CHUNK_ROWS];
 }
 
-/* What the driver says of a kernel. */
+/* What the driver reports about a kernel. */
 typedef struct {
     char name[WEFT_NAME];
     bool named;
@@ -96,8 +96,8 @@ static uint32_t shared_row(uint32_t kind) {
                                        : WEFT_ROW_OTHER_COMPUTE;
 }
 
-/* One row for a kernel, its block size, its shared memory and the blocks that fit: also for the same kernel from a
- * module that was loaded again. */
+/* The row for a kernel, its block size, its shared memory and the blocks that fit. The same kernel from a reloaded
+ * module gets the same row. */
 static uint32_t row_for(const facts *f, uint64_t shape) {
     if (!row_index)
         row_index = calloc(ROW_INDEX, sizeof *row_index);
@@ -124,8 +124,8 @@ static uint32_t row_for(const facts *f, uint64_t shape) {
 
 /* --- variants --------------------------------------------------------------------------------------------- */
 
-/* `before`: the row of this handle's kernel until something was unloaded, which is most likely still its own. The
- * policy says which kernels communicate: until one was read, none has a name. */
+/* `before`: the row that this handle's kernel had until something was unloaded; most likely it is still correct. The
+ * policy defines which kernels communicate, so until one was read, kernels are treated as unnamed. */
 static void ask(const weft_backend *api, void *handle, unsigned threads, unsigned shared, uint32_t before, facts *f) {
     f->named = weft_policy_now() != &weft_no_policy && api->name(handle, f->name, sizeof f->name);
     bool same = f->named && before >= WEFT_FIRST_ROW && strcmp(weft_row_at(before)->name, f->name) == 0;
@@ -135,12 +135,12 @@ static void ask(const weft_backend *api, void *handle, unsigned threads, unsigne
     f->sms = f->named ? api->sm_count() : 0;
 }
 
-/* Of variants that were not launched since a module or context went away, the memory is used again. */
+/* Reclaims the memory of variants that were not launched since a module or context was destroyed. */
 static void sweep(void) {
     uint32_t now = atomic_load(&weft_hot.epoch);
     weft_table *t = atomic_load(&variants.table);
     if (swept_at == now)
-        return; /* all that is left is in use */
+        return; /* all remaining variants are in use */
     swept_at = now;
     for (uint64_t i = 0; t && i <= t->mask; i++) {
         weft_variant *v = atomic_load(&t->entries[i].value);
@@ -219,7 +219,7 @@ static weft_variant *add_variant(void *handle, uint64_t shape, const facts *f, u
     return v;
 }
 
-/* A copy of the variant's facts; false where they were rewritten meanwhile or are out of date. */
+/* Copies the variant's facts; false if they were rewritten meanwhile or are out of date. */
 static inline bool copy(weft_variant *v, uint64_t handle, uint64_t shape, weft_kernel *out) {
     uint32_t now = atomic_load_explicit(&weft_hot.epoch, memory_order_relaxed);
     if (UNLIKELY(atomic_load_explicit(&v->epoch, memory_order_acquire) != now))
@@ -234,7 +234,7 @@ static inline bool copy(weft_variant *v, uint64_t handle, uint64_t shape, weft_k
     return LIKELY(GET(handle) == handle && GET(shape) == shape && GET(epoch) == now);
 }
 
-/* No place is left: what must be known of a kernel is its kind, and each thread remembers some. */
+/* Used when no variant is left: only the kernel's kind is needed, and each thread caches a few. */
 static void spill(void *handle, const facts *f, uint32_t asked_at, weft_kernel *out) {
     static _Thread_local struct {
         void *handle;
@@ -263,10 +263,10 @@ static void look_up_slowly(const weft_backend *api, void *handle, uint64_t shape
             return;
     }
     weft_variant *v = NULL;
-    for (int tries = 0; tries < TRIES; tries++) { /* something may be unloaded just now */
+    for (int tries = 0; tries < TRIES; tries++) { /* another thread may be unloading something right now */
         now = atomic_load(&weft_hot.epoch);
         v = weft_map_find(&variants, (uint64_t)(uintptr_t)handle, shape);
-        uint32_t before = v ? atomic_load_explicit(&v->row, memory_order_acquire) : 0; /* its name is read */
+        uint32_t before = v ? atomic_load_explicit(&v->row, memory_order_acquire) : 0; /* `ask` reads its name */
         if (UNLIKELY(api->exceeds_limit && api->exceeds_limit(handle, (unsigned)shape))) {
             *out = (weft_kernel){NULL,
                                  weft_cell_at(WEFT_ROW_OTHER_COMPUTE),
@@ -289,7 +289,7 @@ static void look_up_slowly(const weft_backend *api, void *handle, uint64_t shape
     spill(handle, &f, now, out);
 }
 
-/* A name that was refused once may be given later: asked for again at first, and then now and then. */
+/* The driver may return a name that it refused before, so weft asks again: often at first, later every LOOK_AGAIN. */
 static bool worth_another_look(weft_variant *v) {
     if (LIKELY(GET(kind) != WEFT_KIND_UNKNOWN))
         return false;
@@ -369,7 +369,7 @@ void weft_forget_kernels(void) {
     pthread_mutex_init(&lock, NULL);
     weft_map_clear(&variants);
     memset(lately, 0, sizeof lately);
-    row_index = NULL; /* the parent's memory stays as it is: writing to it would copy it into every child */
+    row_index = NULL; /* the parent's memory is not touched: a write would copy its pages into every child */
     unused = NULL;
     made = 0;
     batches = NULL;

@@ -46,7 +46,7 @@ static weft_table *new_table(weft_map *m, uint64_t size) {
     return larger;
 }
 
-/* Readers may still be in the old table: it is kept. Those that are outgrown are together smaller than the newest. */
+/* The old table is kept, since readers may still be in it. All outgrown tables together are smaller than the newest. */
 static weft_table *replace(weft_map *m, weft_table *old) {
     uint64_t size = SMALLEST;
     while (size < 4 * (uint64_t)(m->live + 1))
@@ -71,7 +71,7 @@ bool weft_map_put(weft_map *m, uint64_t a, uint64_t b, void *value) {
     weft_table *t = atomic_load_explicit(&m->table, memory_order_relaxed);
     if (!t || t->used * 2 > t->mask) {
         weft_table *newer = replace(m, t);
-        if (!newer && (!t || t->used >= t->mask)) /* one place must stay free: it ends every search */
+        if (!newer && (!t || t->used >= t->mask)) /* one entry must stay free, since it ends every search */
             return false;
         t = newer ? newer : t;
     }

@@ -1,8 +1,8 @@
-/* A map from two words to a pointer that is read without a lock.
+/* A map from two words to a pointer, with lock-free readers.
  *
- * Writers hold a lock of their own. A table is replaced when it is half full, without the entries that were removed;
- * replaced tables are kept, the latest of them for use again. A slow reader may therefore meet an entry that is being
- * rewritten: what a value belongs to must be written in the value itself, and readers compare. */
+ * Writers must hold a lock of their own. A table that is half full is replaced by a new one without the removed
+ * entries. Replaced tables are never freed, and the latest one is reused. A slow reader may therefore see an entry that
+ * is being rewritten, so each value must contain its own key, and readers must compare it. */
 #ifndef WEFT_MAP_H
 #define WEFT_MAP_H
 
@@ -17,7 +17,7 @@ typedef struct {
 } weft_entry;
 
 typedef struct weft_table {
-    struct weft_table *older; /* outgrown ones */
+    struct weft_table *older; /* in the list of outgrown tables */
     uint64_t mask;
     uint32_t used;
     weft_entry entries[];
@@ -25,7 +25,7 @@ typedef struct weft_table {
 
 typedef struct {
     _Atomic(weft_table *) table;
-    weft_table *spare, *outgrown; /* out of use: the latest, and those that are too small */
+    weft_table *spare, *outgrown; /* replaced tables: the latest, and those that are too small to reuse */
     uint32_t live;
 } weft_map;
 
@@ -46,8 +46,8 @@ static inline void *weft_map_find(weft_map *m, uint64_t a, uint64_t b) {
     }
 }
 
-bool weft_map_put(weft_map *m, uint64_t a, uint64_t b, void *value); /* false: no memory */
+bool weft_map_put(weft_map *m, uint64_t a, uint64_t b, void *value); /* false: out of memory */
 void weft_map_remove(weft_map *m, uint64_t a, uint64_t b);
-void weft_map_clear(weft_map *m); /* as if new, in a forked child: what it held stays where it is */
+void weft_map_clear(weft_map *m); /* empties the map in a forked child, without touching the parent's memory */
 
 #endif

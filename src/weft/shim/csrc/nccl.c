@@ -1,8 +1,8 @@
 /* The functions that intercept NCCL's, and how a program comes to call them.
  *
- * A program reaches NCCL through the linker (torch) or through dlsym (ctypes, plugins), and may have two of them. A
- * function that dlsym gave away belongs to one library, so each library has functions of its own here; the exported
- * ones ask where their caller would have been bound. Whatever is not recognized is passed on. */
+ * A program reaches NCCL through the linker (torch) or through dlsym (ctypes, plugins), and may load two NCCLs. A
+ * function returned by dlsym belongs to one library, so there is one set of intercepting functions per library. The
+ * exported functions find out to which library their caller would have been bound. Unrecognized calls are forwarded. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -16,17 +16,18 @@
 enum { CALLERS = 64 };
 
 static _Thread_local struct {
-    uint64_t key; /* address and generation */
+    uint64_t key; /* address combined with the generation */
     weft_nccl *library;
 } callers[CALLERS];
 
-/* A library may be unloaded, and another that means another NCCL be loaded at its address. A program makes a communicator
- * before it uses it: callers that do so are looked up each time, and where NCCL is another one than before, all are. */
-static _Atomic uint64_t generation; /* above the bits of an address */
+/* A library may be unloaded, and another one, bound to another NCCL, loaded at its address. Since a program makes a
+ * communicator before it uses one, callers that make communicators are looked up each time. If one of them uses another
+ * NCCL than before, all cached callers are invalidated. */
+static _Atomic uint64_t generation; /* in the bits above those of an address */
 static _Atomic(weft_nccl *) latest;
 #define MAKES(name) (__builtin_strncmp(#name, "ncclCommInit", strlen("ncclCommInit")) == 0)
 
-/* --- the intercepting functions, once for the linker and once for each library ------------------------------------- */
+/* --- the intercepting functions, one set for the linker and one for each library -------------------------------- */
 
 static weft_nccl *of_caller(void *address, bool makes);
 
@@ -51,7 +52,7 @@ static weft_nccl *of_caller(void *address, bool makes);
 static const struct {
     const char *name;
     void *ours, *of_library[NCCL_LIBRARIES];
-    size_t place; /* of the library's own */
+    size_t place; /* offset of the library's own function in weft_nccl */
 } hooks[] = {
 #define HOOK(name, args, ...)                                                                                          \
     {#name,                                                                                                            \
@@ -69,9 +70,9 @@ static int index_of(const char *name) {
     return -1;
 }
 
-/* --- which library ---------------------------------------------------------------------------------------------------- */
+/* --- which library ---------------------------------------------------------------------------------------------- */
 
-/* Another tool may intercept some of the functions only: each is looked for by itself. */
+/* Another tool may intercept only some of the functions, so each is looked up separately. */
 void weft_nccl_fill(weft_nccl *l, void *handle, bool next) {
     for (int i = 0; i < HOOKS; i++) {
         void *real = next ? weft_next_symbol(hooks[i].name) : NULL;
@@ -106,7 +107,7 @@ static __attribute__((noinline)) weft_nccl *of_maker(void *address) {
     return l;
 }
 
-/* Every place in the program that calls NCCL is looked up once per thread: a search may cost microseconds. */
+/* Each call site is looked up once per thread, because a search may cost microseconds. */
 static weft_nccl *of_caller(void *address, bool makes) {
     if (makes)
         return of_maker(address);
@@ -127,7 +128,7 @@ static weft_nccl *of_caller(void *address, bool makes) {
     return l;
 }
 
-/* --- dlsym ------------------------------------------------------------------------------------------------------------ */
+/* --- dlsym ------------------------------------------------------------------------------------------------------- */
 
 bool weft_nccl_own(const char *name, void **ours) {
     int i = index_of(name);

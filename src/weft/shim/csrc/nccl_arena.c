@@ -1,7 +1,7 @@
-/* Memory of weft's own in a symmetric window of one of the program's communicators, for buffers of collectives.
+/* weft's own memory in a symmetric window of one of the program's communicators, for buffers of collectives.
  *
- * Allocating concerns this rank alone; registering waits for all ranks of the communicator, so that they must agree
- * before it. NCCL's memory can be shared between processes, torch's cannot. */
+ * Allocation affects only this rank. Registration waits for all ranks of the communicator, so they must agree on it
+ * first. The memory comes from NCCL because torch's memory cannot be shared between processes. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -50,7 +50,7 @@ EXPORT int weft_nccl_arena_register(void *made, char *why, size_t room) {
     return a->window ? 0 : weft_refuse(why, room, "NCCL has no symmetric windows between these ranks");
 }
 
-/* A communicator that has ended has taken its windows with it. */
+/* If the communicator has ended, its windows are already gone. */
 EXPORT void weft_nccl_arena_close(void *made) {
     arena *a = made;
     if (a->window && weft_comm_of(a->handle) == a->c && a->l->ncclCommWindowDeregister)

@@ -1,10 +1,10 @@
-/* Collectives, sends and receives, and the groups they come in: which communicator a call of the program uses. */
+/* Collectives, sends, receives and groups: decides which communicator each call of the program uses. */
 #include "nccl.h"
 #include "tracer.h"
 
 #include <stdlib.h>
 
-/* A send or receive that waits for the end of its group. */
+/* A send or receive that is deferred to the end of its group. */
 typedef struct {
     weft_nccl *l;
     bool send;
@@ -17,7 +17,7 @@ typedef struct {
 
 _Thread_local weft_nccl_thread weft_nccl_me;
 static _Thread_local struct {
-    int place; /* of the limit that holds for this group */
+    int place; /* of the limit in force for this group */
     size_t waiting, room;
     deferred *calls;
 } me;
@@ -25,7 +25,7 @@ static _Thread_local struct {
 bool weft_nccl_in_group(void) { return weft_nccl_me.depth > 0; }
 void weft_nccl_private(bool on) { weft_nccl_me.inside += on ? 1 : -1; }
 
-/* --- collectives --------------------------------------------------------------------------------------------------- */
+/* --- collectives ------------------------------------------------------------------------------------------------- */
 
 static uint64_t element_size(int type) {
     static const uint8_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
@@ -34,14 +34,14 @@ static uint64_t element_size(int type) {
 
 typedef struct {
     weft_comm *c;
-    int place;       /* held for this call alone */
-    bool configured; /* with a configuration that has to do with weft's rules */
-    bool refused;    /* which NCCL did not take */
+    int place;       /* held for this call alone; 0: none */
+    bool configured; /* the call has a configuration from weft's rules */
+    bool refused;    /* NCCL refused that configuration */
     weft_engine_call engine;
 } call;
 
-/* The communicator to use: by the route in force and the kind of call alone, since that is all that every rank has in
- * common. Ranks may group their calls differently and issue them in different orders. */
+/* The communicator to use. It may depend only on the route in force and the kind of call, because only these are the
+ * same on all ranks: ranks may group their calls differently and issue them in different orders. */
 static ncclComm_t choose(call *k, weft_comm *c, ncclComm_t comm, bool collective, bool routable, void *stream) {
     int place = me.place;
     if (weft_nccl_me.depth == 0 && collective)
@@ -49,7 +49,7 @@ static ncclComm_t choose(call *k, weft_comm *c, ncclComm_t comm, bool collective
     if (LIKELY(place == 0) || !collective || !routable || weft_capturing(weft_stream(stream, false)))
         return comm;
     ncclComm_t sibling = atomic_load_explicit(&c->sibling[place], memory_order_acquire);
-    bool usable = !atomic_load(&c->suspended) && !atomic_load(&c->revoked); /* else NCCL's to refuse */
+    bool usable = !atomic_load(&c->suspended) && !atomic_load(&c->revoked); /* otherwise NCCL must refuse the call */
     return sibling && usable ? sibling : comm;
 }
 
@@ -81,12 +81,12 @@ static ncclResult_t leave(const call *k, ncclResult_t result) {
     return result;
 }
 
-/* --- calls under rules --------------------------------------------------------------------------------------------- */
+/* --- calls under rules ------------------------------------------------------------------------------------------- */
 
-/* Is there a rule to look for, or was there ever one? */
+/* Whether there are, or ever were, rules. */
 static inline bool ruled(void) { return atomic_load_explicit(&weft_call_rules_used, memory_order_relaxed); }
 
-/* The configuration of this call; NULL: none of weft's. */
+/* The configuration that weft adds to this call; NULL: none. */
 static const ncclCollConfig_t *configure(call *k, weft_nccl *l, ncclComm_t comm, int operation, size_t count, int type,
                                          const void *send, const void *recv, void *stream, const ncclCollConfig_t *own,
                                          nccl_call_config *room) {
@@ -112,10 +112,10 @@ static const ncclCollConfig_t *configure(call *k, weft_nccl *l, ncclComm_t comm,
     return given;
 }
 
-/* A configuration is checked before anything is enqueued: after a refusal the program's own call is still to be made.
- * Before the call becomes a group's, too (ncclParseCollConfig of 2.31): an error there would fail the whole group, as one
- * about an algorithm does, which weft's configurations do not force. The same error may be about the program's arguments,
- * and its own call then says so again. */
+/* NCCL checks a configuration before it enqueues anything, so after a refusal the program's own call can still be made.
+ * It also checks before the call joins a group (ncclParseCollConfig in 2.31); a later error would fail the whole group,
+ * as an impossible algorithm does, but weft's configurations never force one. If the error is about the program's own
+ * arguments, its own call returns it again. */
 static bool refused(call *k, ncclResult_t result) {
     if (LIKELY(result != NCCL_INVALID_ARGUMENT) || !k->c)
         return false;
@@ -125,8 +125,8 @@ static bool refused(call *k, ncclResult_t result) {
 
 static ncclResult_t leave_ruled(const call *k, ncclResult_t result) {
     if (k->refused && result != NCCL_INVALID_ARGUMENT)
-        atomic_store(&k->c->library->config_refused, true);  /* it was the configuration: no more of them */
-    if (weft_nccl_me.depth == 0 && weft_nccl_me.inside == 1) /* else NCCL itself has called */
+        atomic_store(&k->c->library->config_refused, true);  /* the configuration was at fault: use no more of them */
+    if (weft_nccl_me.depth == 0 && weft_nccl_me.inside == 1) /* otherwise NCCL itself made the call */
         weft_engine_end(result);
     leave(k, result);
     if (weft_nccl_me.depth == 0 && weft_nccl_me.inside == 0)
@@ -134,12 +134,12 @@ static ncclResult_t leave_ruled(const call *k, ncclResult_t result) {
     return result;
 }
 
-/* --- collectives --------------------------------------------------------------------------------------------------- */
+/* --- collectives ------------------------------------------------------------------------------------------------- */
 
 #define UNWRAP(...) __VA_ARGS__
 
-/* `args` are those of the real call, written with `to`; `given` is the configuration that is used. What the program
- * itself configured stays as it is, and where there is nothing to add its own call is made. */
+/* `args` are the arguments of the real call, with `to` as the communicator; `given` is the configuration to use. The
+ * program's own settings stay unchanged, and if there is nothing to add, its own call is made. */
 #define MAKE_RULED(operation, op, name, with_config, args, config_args)                                                \
     call k = {0};                                                                                                      \
     nccl_call_config room;                                                                                             \
@@ -201,7 +201,7 @@ COLLECTIVE(OP_SCATTER, 0, ncclScatter, (send, recv, count, type, root, comm, str
            (send, recv, count, type, root, to, stream), const void *send, void *recv, size_t count, int type, int root,
            ncclComm_t comm, void *stream)
 
-/* It has no form with a configuration; the same broadcast between two buffers has. */
+/* ncclBcast has no variant with a configuration, so ncclBroadcastConfig is used, with the buffer on both sides. */
 SLOW ruled_ncclBcast(weft_nccl *l, void *buffer, size_t count, int type, int root, ncclComm_t comm, void *stream) {
     const ncclCollConfig_t *config = NULL;
     const void *send = buffer, *recv = buffer;
@@ -215,9 +215,9 @@ ON(ncclBcast, void *buffer, size_t count, int type, int root, ncclComm_t comm, v
     MAKE(OP_BROADCAST, 0, ncclBcast(buffer, count, type, root, to, stream));
 }
 
-/* Two communicators of one group are two kernels on one stream. Within a communicator NCCL puts the collectives of a
- * group before its sends and receives; where the collectives have moved to a sibling, weft keeps that order on every
- * rank: else one rank's collective could wait behind a receive whose send waits behind the same collective. */
+/* Two communicators in one group launch two kernels on one stream. Within a communicator, NCCL launches the collectives
+ * of a group before its sends and receives. If the collectives moved to a sibling, weft keeps that order on every rank;
+ * otherwise one rank's collective could wait for a receive whose send waits for the same collective. */
 static bool defer(deferred d) {
     weft_comm *c = me.place > 0 && weft_nccl_me.depth > 0 && weft_nccl_me.inside == 0 ? weft_comm_of(d.comm) : NULL;
     if (LIKELY(!c) || !atomic_load(&c->sibling[me.place]))
@@ -234,7 +234,7 @@ static bool defer(deferred d) {
     return true;
 }
 
-/* The channels of sends and receives are fixed when a communicator is made: a rule that came later is counted. */
+/* The channels of sends and receives are fixed when a communicator is made, so a later rule is counted as unapplied. */
 static void note_unapplied(weft_nccl *l, ncclComm_t comm, int operation, size_t count, int type) {
     call k = {0};
     if (UNLIKELY(ruled())) {
@@ -267,8 +267,8 @@ ON(ncclRecv, void *recv, size_t count, int type, int peer, ncclComm_t comm, void
     return receive_now(l, recv, count, type, peer, comm, stream);
 }
 
-/* Those of one communicator, or all where it is NULL. An error is the group's: NCCL reports it again when the group
- * ends. */
+/* Issues the deferred calls of one communicator, or all if `only` is NULL. An error concerns the group: NCCL reports it
+ * again when the group ends. */
 static ncclResult_t issue_deferred(ncclComm_t only) {
     ncclResult_t worst = NCCL_SUCCESS;
     size_t kept = 0;
@@ -296,7 +296,7 @@ void weft_calls_before_end(ncclComm_t comm) {
         issue_deferred(comm);
 }
 
-/* --- groups -------------------------------------------------------------------------------------------------------- */
+/* --- groups ------------------------------------------------------------------------------------------------------ */
 
 ncclResult_t weft_on_ncclGroupStart(weft_nccl *l) {
     ncclResult_t result = l->ncclGroupStart();
@@ -328,7 +328,7 @@ static ncclResult_t group_ended(ncclResult_t result) {
     return result;
 }
 
-/* The library works inside its last GroupEnd: what it calls by the linker's way then is not the program's. */
+/* The library does its work inside the outermost GroupEnd. Its calls through the linker then are not the program's. */
 #define END(CALL)                                                                                                      \
     ncclResult_t late =                                                                                                \
         weft_nccl_me.inside == 0 && weft_nccl_me.depth == 1 && me.waiting ? issue_deferred(NULL) : NCCL_SUCCESS;       \

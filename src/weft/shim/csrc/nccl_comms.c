@@ -1,6 +1,6 @@
-/* The program's communicators: a key that all ranks share, what each carries, and the latest calls.
+/* The program's communicators: the key that all ranks share, the traffic of each, and the latest calls.
  *
- * Looking one up takes no lock. A handle may come back as another communicator after the first was destroyed. */
+ * A lookup takes no lock. A handle may be reused for another communicator after the first was destroyed. */
 #define _GNU_SOURCE
 #include "cuda_shim.h"
 #include "nccl.h"
@@ -16,14 +16,14 @@ static weft_map table;
 static uint32_t made;
 static _Atomic(weft_comm *) first;
 static weft_comm *last;
-static weft_comm *oldest_unused, *newest_unused; /* those that ended, oldest first */
+static weft_comm *oldest_unused, *newest_unused; /* records of ended communicators, oldest first */
 static uint32_t unused;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_calls private_calls;
-static weft_call *ring = private_calls.ring; /* chosen before the first call can come */
+static weft_call *ring = private_calls.ring; /* set before the first call can arrive */
 static _Atomic uint64_t calls;
 
-/* --- keys ------------------------------------------------------------------------------------------------------------- */
+/* --- keys -------------------------------------------------------------------------------------------------------- */
 
 static uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdu;
@@ -39,7 +39,7 @@ uint64_t weft_key(uint64_t seed, const void *data, size_t size) {
     return key ? key : 1;
 }
 
-/* --- the table -------------------------------------------------------------------------------------------------------- */
+/* --- the table --------------------------------------------------------------------------------------------------- */
 
 weft_comm *weft_comm_of(ncclComm_t handle) {
     if (UNLIKELY(!handle))
@@ -48,7 +48,8 @@ weft_comm *weft_comm_of(ncclComm_t handle) {
     return LIKELY(c && atomic_load_explicit(&c->handle, memory_order_relaxed) == handle) ? c : NULL;
 }
 
-/* Where the compiler has turned a call into a jump, the caller is not who it seems to be. */
+/* The communicator's own library is more reliable than the return address: after a tail call, that belongs to another
+ * function. */
 weft_nccl *weft_nccl_of(weft_nccl *l, ncclComm_t comm) {
     weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
     return c ? c->library : l;
@@ -57,7 +58,7 @@ weft_nccl *weft_nccl_of(weft_nccl *l, ncclComm_t comm) {
 weft_comm *weft_comm_first(void) { return atomic_load(&first); }
 weft_comm *weft_comm_next(weft_comm *c) { return __atomic_load_n(&c->next, __ATOMIC_ACQUIRE); }
 
-/* A record is used again only after many others: by then no thread holds it. */
+/* A record is reused only after RESTING others have ended; by then no thread reads it any more. */
 weft_comm *weft_comm_new(void) {
     weft_comm *c = NULL;
     pthread_mutex_lock(&lock);
@@ -90,7 +91,7 @@ static void append(weft_comm *c) {
     last = c;
 }
 
-/* It still leads a reader that stands on it to the next. */
+/* The record keeps its `next`, so that a reader at this record still finds the following one. */
 static void unlink_comm(weft_comm *c) {
     weft_comm *before = NULL;
     for (weft_comm *at = weft_comm_first(); at && at != c; at = weft_comm_next(at))
@@ -148,7 +149,7 @@ void weft_comm_gone(weft_comm *c) {
     pthread_mutex_unlock(&lock);
 }
 
-/* --- what it can have ------------------------------------------------------------------------------------------- */
+/* --- whether it can have siblings ------------------------------------------------------------------------------- */
 
 const char *weft_comm_why_not(weft_comm *c) {
     if (c->library->version < NCCL_WITH_SPLIT || !c->library->ncclCommSplit)
@@ -175,7 +176,7 @@ const char *weft_comm_why_not(weft_comm *c) {
     return NULL;
 }
 
-/* --- calls ----------------------------------------------------------------------------------------------------------- */
+/* --- calls ------------------------------------------------------------------------------------------------------- */
 
 static uint64_t now_ns(void) {
     struct timespec t;
@@ -187,10 +188,10 @@ static uint64_t now_ns(void) {
 #define GET(field) atomic_load_explicit(&ring[i].field, memory_order_relaxed)
 
 void weft_comm_called(weft_comm *c, int operation, uint64_t bytes, bool routed) {
-    /* NCCL allows one thread at a time on a communicator, so that nothing is lost without a locked addition. */
+    /* NCCL allows one thread at a time on a communicator, so no locked addition is needed. */
     uint64_t before = atomic_load_explicit(&c->bytes[operation], memory_order_relaxed);
     atomic_store_explicit(&c->bytes[operation], before + bytes, memory_order_relaxed);
-    /* A communicator is known only where the process is attached. */
+    /* A communicator is known only if the process is attached, so `self` is not NULL. */
     atomic_fetch_add_explicit(&weft_hot.self->counters[WEFT_COUNT_COMM_BYTES], bytes, memory_order_relaxed);
     if (operation >= OP_SEND) {
         atomic_fetch_add_explicit(&c->point_to_point, 1, memory_order_relaxed);
@@ -222,12 +223,12 @@ EXPORT int weft_nccl_calls(weft_nccl_call *out, int room) {
             continue;
         out[count] = (weft_nccl_call){n, GET(key), GET(bytes), GET(host_ns), GET(operation), GET(routed)};
         atomic_thread_fence(memory_order_acquire);
-        count += GET(number) == n + 1; /* else it was overwritten meanwhile */
+        count += GET(number) == n + 1; /* otherwise it was overwritten meanwhile */
     }
     return count;
 }
 
-/* --- a callback between two collectives ------------------------------------------------------------------------------ */
+/* --- a callback between two collectives -------------------------------------------------------------------------- */
 
 static _Atomic bool listening;
 static struct {
@@ -247,7 +248,7 @@ EXPORT void weft_nccl_on_call(void *run, uint64_t key, uint64_t every) {
     pthread_mutex_unlock(&listener_lock);
 }
 
-/* Ghost ranks are several communicators of one key: the first of them is the clock. */
+/* With ghost ranks, several communicators have the same key; the first of them is the clock. */
 static weft_comm *listened_to(void) {
     for (weft_comm *c = weft_comm_first(); c; c = weft_comm_next(c))
         if (!atomic_load(&c->dead) && c->key && (!listener.key || c->key == listener.key) &&
@@ -290,7 +291,7 @@ void weft_comm_boundary(void) {
         ring_listener();
 }
 
-/* --- for Python ------------------------------------------------------------------------------------------------------- */
+/* --- for Python -------------------------------------------------------------------------------------------------- */
 
 EXPORT int weft_nccl_seen(void) { return weft_comm_first() != NULL; }
 

@@ -15,7 +15,7 @@ static bool has_ctas(const ncclConfig_t *config) {
 
 static void fresh(ncclConfig_t *config) {
     memset(config, 0, sizeof *config);
-    config->size = offsetof(ncclConfig_t, trafficClass) + sizeof(int); /* padded, as the 2.18 layout */
+    config->size = offsetof(ncclConfig_t, trafficClass) + sizeof(int); /* the 2.18 layout, with its padding */
     config->magic = NCCL_MAGIC;
     config->version = NCCL_WITH_SPLIT;
     config->blocking = config->cgaClusterSize = config->minCTAs = config->maxCTAs = config->splitShare = NCCL_UNDEFINED;
@@ -32,7 +32,7 @@ void weft_config_copy(nccl_config *into, const ncclConfig_t *config) {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* A program has few networks and may make communicators without end: each name is copied once. */
+/* A program has few networks but may make any number of communicators, so each name is copied once. */
 static const char *kept_name(const char *name) {
     static char *names[NAMES];
     pthread_mutex_lock(&lock);
@@ -52,7 +52,7 @@ void weft_comm_configure(weft_comm *c, const ncclConfig_t *config, const weft_co
     else
         weft_config_copy(&c->config, config);
     ncclConfig_t *own = &c->config.config;
-    if (own->netName) /* the program may free its own */
+    if (own->netName) /* the program may free its own string */
         own->netName = kept_name(own->netName);
     if (own->size >= offsetof(ncclConfig_t, commName) + sizeof own->commName)
         own->commName = NULL;

@@ -1,7 +1,7 @@
-/* Collectives by copy engines (comm.engine dma): NCCL copies in place of launching a kernel where the communicator, or
- * the call, asks for zero CTAs and the buffers lie in symmetric windows. Where it cannot, it launches its kernels and
- * says nothing: so each collective is counted, with the reason, and one that should have been copied is checked by what
- * this thread launched for it. */
+/* Collectives by copy engines (comm.engine dma). NCCL copies instead of launching a kernel if the communicator or the
+ * call asks for zero CTAs and the buffers are in symmetric windows. If it cannot, it silently launches its kernels.
+ * Therefore each collective is counted, with the reason, and for one that should have been copied, the shim checks
+ * whether this thread launched a kernel. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -9,13 +9,18 @@
 #include <string.h>
 #include <strings.h>
 
-enum { COPIES_OF_TWO = 23102, SEND_ANYWHERE = 22900, WITH_TRAFFIC_CLASS = 22500, NOT_YET_KNOWN = 23300 }; /* of NCCL */
+enum {
+    COPIES_OF_TWO = 23102,
+    SEND_ANYWHERE = 22900,
+    WITH_TRAFFIC_CLASS = 22500,
+    NOT_YET_KNOWN = 23300
+}; /* NCCL versions */
 enum { REASONS = WEFT_COUNT_ENGINE_REFUSED - WEFT_COUNT_ENGINE_COPIED };
 enum { CAN = -1, UNCOUNTED = -2 };
 
 static _Thread_local struct {
     bool open;
-    uint64_t launches; /* of this thread before the call or the group */
+    uint64_t launches; /* this thread's count before the call or the group */
     uint32_t copies, elsewhere, unsure, others;
     uint32_t reasons[REASONS];
 } now;
@@ -24,10 +29,11 @@ bool weft_engine_asked(void) { return weft_attach(WEFT_API_CUDA) && weft_policy_
 
 /* --- communicators ------------------------------------------------------------------------------------------------ */
 
-/* The first copy of two ranks can hang before 2.31.2 (github.com/NVIDIA/nccl/issues/2241). */
+/* The first copy between two ranks can hang before 2.31.2 (github.com/NVIDIA/nccl/issues/2241). */
 static bool may_hang(const weft_nccl *l, int size) { return l->version < COPIES_OF_TWO && size >= 0 && size <= 2; }
 
-/* NCCL takes every layout since 2.14; members beyond the program's own are as NCCL's initializer has them. */
+/* Extends a configuration to the current layout. NCCL accepts every layout since 2.14; the added members get the values
+ * of NCCL's initializer. */
 static void widen(ncclConfig_t *own) {
     if (own->version >= NCCL_WITH_CTA_POLICY && own->size >= sizeof *own)
         return;
@@ -45,7 +51,8 @@ const ncclConfig_t *weft_engine_config(weft_nccl *l, const ncclConfig_t *config,
         !weft_engine_asked())
         return config;
     bool unknown = config && (config->magic != NCCL_MAGIC || config->size > sizeof *room);
-    /* A refusal fails the whole group, whatever is called next: 2.28 to 2.32 are known to accept it. */
+    /* In a group, a refusal fails the whole group, even if the call is repeated. 2.28 to 2.32 are known to accept
+     * it. */
     bool risky = weft_nccl_me.depth > 0 && l->version >= NOT_YET_KNOWN;
     if (unknown || risky || may_hang(l, size) || (size < 0 && l->version < COPIES_OF_TWO))
         return config;
@@ -126,7 +133,7 @@ void weft_engine_called(const weft_engine_call *call, bool own) {
         return;
     }
     now.copies++;
-    now.unsure += !call->c->blocking; /* NCCL launches on a thread of its own */
+    now.unsure += !call->c->blocking; /* NCCL launches from its own thread */
     now.elsewhere += on_several_nodes(call->c);
 }
 

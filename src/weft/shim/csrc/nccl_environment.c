@@ -1,7 +1,8 @@
-/* What NCCL reads from its environment and its files, and the limits of CTAs there, which outrank every configuration.
+/* The settings that NCCL reads from its environment and files, and the CTA limits there, which outrank every
+ * configuration.
  *
- * NCCL reads a limit once. To keep the limits changeable it must not find them: while a communicator is made, they are
- * empty, which NCCL takes for unset, and its configuration has them instead. */
+ * NCCL reads a limit only once. To keep the limits changeable, the shim hides them: while a communicator is made, the
+ * variables are empty, which NCCL treats as unset, and the communicator's configuration carries the limits instead. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -14,7 +15,7 @@
 enum { ENTRY = 64 };
 static const char *const names[] = {[NCCL_LIMIT_MAX] = "NCCL_MAX_CTAS", [NCCL_LIMIT_MIN] = "NCCL_MIN_CTAS"};
 
-/* --- settings ------------------------------------------------------------------------------------------------------ */
+/* --- settings --------------------------------------------------------------------------------------------------- */
 
 static bool set_in_file(const char *path, const char *name, char *value, size_t size) {
     size_t length = strlen(name);
@@ -42,7 +43,7 @@ bool weft_nccl_set_in_files(const char *name, char *value, size_t size) {
     return set_in_file(path, name, value, size) || set_in_file("/etc/nccl.conf", name, value, size);
 }
 
-/* An empty variable is one that NCCL's files do not replace. */
+/* A variable that is set but empty still hides the setting in NCCL's files. */
 bool weft_nccl_setting(const char *name, char *value, size_t size) {
     const char *text = getenv(name);
     if (text)
@@ -67,9 +68,9 @@ static bool live(void) {
     return known > 0;
 }
 
-/* --- limits that NCCL must not find -------------------------------------------------------------------------------- */
+/* --- limits that are hidden from NCCL --------------------------------------------------------------------------- */
 
-/* putenv replaces one pointer, in the turn of the libc: other threads may read and change the environment meanwhile. */
+/* putenv only replaces one pointer, under the libc's lock, so other threads may use the environment meanwhile. */
 static char empty_entries[NCCL_ENVIRONMENT_LIMITS][ENTRY], written_entries[NCCL_ENVIRONMENT_LIMITS][ENTRY];
 static char *kept_entries[NCCL_ENVIRONMENT_LIMITS]; /* NULL: not hidden */
 static int hidden_limits[NCCL_ENVIRONMENT_LIMITS];
@@ -77,8 +78,8 @@ static int hiders;
 static _Thread_local bool hiding;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* The program's own string where it has one: it may hold a pointer to it. NCCL itself would have set what is in its
- * files. */
+/* Keeps the program's own string if there is one, since the program may hold a pointer to it. A limit from NCCL's files
+ * becomes a variable afterwards, as NCCL itself would have set it. */
 static void hide(int which) {
     const char *name = names[which], *text = getenv(name);
     kept_entries[which] = NULL;
@@ -97,7 +98,7 @@ static bool is_hidden(int which) {
 }
 
 static void show(int which) {
-    if (is_hidden(which)) /* else the program has set another meanwhile */
+    if (is_hidden(which)) /* otherwise the program has set another value meanwhile */
         putenv(kept_entries[which]);
     kept_entries[which] = NULL;
 }
@@ -148,7 +149,7 @@ void weft_limits_end(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Another thread may have had the libc's turn when this child was forked: its entries are written without it. */
+/* Another thread may have held the libc's lock when this child was forked, so the entries are written without it. */
 static void show_in_child(int which) {
     for (char **entry = environ; entry && *entry && kept_entries[which]; entry++)
         if (*entry == empty_entries[which]) {

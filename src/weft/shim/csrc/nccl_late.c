@@ -1,4 +1,4 @@
-/* Splits that end after their deadline: what NCCL may still write to is kept until it is done. */
+/* Splits that end after their deadline: memory that NCCL may still write to is kept until NCCL is done. */
 #define _GNU_SOURCE
 #include "nccl_split.h"
 
@@ -24,8 +24,8 @@ void weft_split_mark_late(weft_split *j) {
             atomic_store(&j->parts[i].c->splitting, true);
 }
 
-/* Whether NCCL is done with this part; a sibling that came too late is taken back. Where the program has ended the
- * communicator meanwhile, nothing is known of the split, and its memory is never freed. */
+/* Whether NCCL is done with this part; aborts a sibling that was made too late. If the program has ended the
+ * communicator meanwhile, the state of the split is unknown, and its memory is never freed. */
 static bool has_settled(weft_split_part *p) {
     if (!p->started || p->settled)
         return true;
@@ -91,7 +91,7 @@ void weft_split_collect_late(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* NCCL refuses calls on a communicator that works in the background. Its peers may only be late. */
+/* NCCL refuses calls on a communicator with a split in progress. Its peers may just be late, so wait for the end. */
 void weft_route_settle(weft_comm *c) {
     ncclResult_t state = NCCL_IN_PROGRESS;
     uint64_t deadline = weft_split_now_ns() + SETTLE_MS * 1000000ull;

@@ -1,4 +1,4 @@
-/* The NCCL libraries of this process, and which of them a caller means. */
+/* The NCCL libraries of this process, and which of them a caller is bound to. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -42,14 +42,14 @@ static bool is_rccl(const char *path) {
     return strstr(slash ? slash : path, "rccl") != NULL;
 }
 
-/* The library that has this function; NULL where there are too many. It is asked before our lock is taken, since the
- * loader has a lock, too, and may hold it while a library that it starts calls us. */
+/* The library that has this function; NULL if there are too many libraries. The loader is called before our lock is
+ * taken, since it may hold its own lock while a library's constructor calls us. */
 weft_nccl *weft_nccl_with(void *real) {
     Dl_info info;
     if (!dladdr(real, &info))
         return NULL;
     weft_nccl *known = loaded_at(info.dli_fbase);
-    void *handle = known ? NULL : dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD); /* kept: it must stay loaded */
+    void *handle = known ? NULL : dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD); /* not closed, to keep it loaded */
     if (!handle)
         return known;
     weft_nccl found = {.base = info.dli_fbase, .amd = is_rccl(info.dli_fname)};
@@ -85,8 +85,8 @@ weft_nccl *weft_nccl_anywhere(void) {
     return real ? weft_nccl_with(real) : NULL;
 }
 
-/* As the linker would have bound the caller: the whole program's libraries first, then those that the caller was
- * loaded with. */
+/* Resolves as the linker would have for the caller: first in the libraries of the whole program, then in those that the
+ * caller was loaded with. */
 static void *bound_for(void *address) {
     void *real = weft_next_symbol(PROBE);
     Dl_info info;

@@ -1,4 +1,4 @@
-/* Communicators from the call that makes them to the one that ends them, with their siblings. */
+/* The lifetime of communicators and their siblings: the calls that make, suspend, revoke and end them. */
 #include "nccl.h"
 
 #include <stdlib.h>
@@ -11,11 +11,11 @@ static _Thread_local struct {
         ncclComm_t *where;
         weft_comm *c;
     } *made;
-} pending; /* communicators that are there when the group ends */
+} pending; /* communicators that exist only when the group ends */
 
 static bool went_well(ncclResult_t result) { return result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS; }
 
-/* A split in the background writes its communicator later, to memory that is the program's: it is never known. */
+/* A split in the background writes its communicator later, to memory of the program, so weft never learns of it. */
 static void add(weft_comm *c, ncclComm_t handle, ncclResult_t result) {
     if (!handle && result == NCCL_IN_PROGRESS)
         weft_count(WEFT_COUNT_UNHANDLED);
@@ -46,7 +46,7 @@ static bool await_group(ncclComm_t *where, weft_comm *c) {
     return true;
 }
 
-/* In a group it is there when the group ends. */
+/* In a group the communicator exists only when the group ends. */
 static ncclResult_t made(ncclResult_t result, ncclComm_t *where, weft_comm *c) {
     bool usable = c && where && went_well(result);
     if (weft_nccl_me.depth > 0 && usable && await_group(where, c))
@@ -79,8 +79,9 @@ static weft_comm *by_id(weft_nccl *l, const ncclUniqueId *id, int rank, int size
     return c;
 }
 
-/* CALL is the real call, written with `given`, the configuration with the environment's limits in it and, where copy
- * engines are asked for, the request for zero CTAs; without that where NCCL refuses it. `ranks`: -1 where unknown. */
+/* CALL is the real call with the configuration `given`, which contains the environment's limits and, if the policy asks
+ * for copy engines, the request for zero CTAs. If NCCL refuses that, the call is repeated without the request.
+ * `ranks`: -1 if unknown. */
 #define INIT(inherits, ranks, CALL, WITHOUT, c)                                                                        \
     if (weft_nccl_me.inside > 0)                                                                                       \
         return l->WITHOUT;                                                                                             \
@@ -119,12 +120,12 @@ ON(ncclCommInitRankScalable, ncclComm_t *made_at, int size, int rank, int count,
          count > 0 && ids ? by_id(l, ids, rank, size, given) : NULL);
 }
 
-/* All ranks are in this process, so any key will do that no other communicator has. */
+/* All ranks are in this process, so any unique key will do. */
 ON(ncclCommInitAll, ncclComm_t *made_at, int count, const int *devices) {
     static _Atomic uint32_t number;
     if (weft_nccl_me.inside > 0)
         return l->ncclCommInitAll(made_at, count, devices);
-    weft_limits_fix(l); /* there is no configuration to put them into */
+    weft_limits_fix(l); /* there is no configuration that could carry the limits */
     weft_nccl_me.inside++;
     ncclResult_t result = l->ncclCommInitAll(made_at, count, devices);
     weft_nccl_me.inside--;
@@ -168,7 +169,7 @@ ON(ncclCommShrink, ncclComm_t comm, int *excluded, int count, ncclComm_t *made_a
          ncclCommShrink(comm, excluded, count, made_at, config, flags), child(l, comm, &count, sizeof count, given));
 }
 
-/* Ranks that join and ranks that were there have nothing in common to make a key of. */
+/* Joining ranks and existing ranks have nothing in common from which to make a key. */
 ON(ncclCommGrow, ncclComm_t comm, int size, const ncclUniqueId *id, int rank, ncclComm_t *made_at,
    ncclConfig_t *config) {
     l = weft_nccl_of(l, comm);
@@ -178,8 +179,9 @@ ON(ncclCommGrow, ncclComm_t comm, int size, const ncclUniqueId *id, int rank, nc
 
 /* --- communicators that end, with their siblings ------------------------------------------------------------------ */
 
-/* CALL is made for every sibling with `it`, and then for the program's own. In one group where asked: all are told
- * before any is waited for, since freeing the memory of one waits for whatever still runs on the GPU. */
+/* Makes CALL for every sibling, as `it`, and then for the program's own communicator. With `as_group`, all calls are in
+ * one group, so that all are issued before any is waited for: freeing the memory of one waits for everything that still
+ * runs on the GPU. */
 #define WITH_SIBLINGS(as_group, gone, CALL)                                                                            \
     weft_calls_before_end(comm);                                                                                       \
     weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;                                               \
@@ -213,10 +215,10 @@ ON(ncclCommFinalize, ncclComm_t comm) { WITH_SIBLINGS(false, false, ncclCommFina
 ON(ncclCommDestroy, ncclComm_t comm) { WITH_SIBLINGS(false, true, ncclCommDestroy(it)); }
 ON(ncclCommAbort, ncclComm_t comm) { WITH_SIBLINGS(true, true, ncclCommAbort(it)); }
 
-/* What is called on it later is NCCL's to refuse, so that siblings are no longer used, whether NCCL revoked them or not.
- * All ranks revoke it, and a rank that is late meets its peers' calls on either communicator as aborted. NCCL waits for
- * what a revoked communicator has on its stream, which may be behind a collective of another sibling that hangs: hence
- * the group. */
+/* NCCL must refuse later calls on a revoked communicator, so its siblings are no longer used, whether or not NCCL
+ * revoked them too. All ranks revoke it, and a late rank sees its peers' calls on either communicator as aborted. NCCL
+ * waits for the work of a revoked communicator on its stream, which may be queued behind a hanging collective of
+ * another sibling; that is why all are revoked in one group. */
 static ncclResult_t revoke(weft_nccl *l, ncclComm_t comm, int flags) {
     WITH_SIBLINGS(true, false, ncclCommRevoke(it, flags));
 }
@@ -229,8 +231,8 @@ ON(ncclCommRevoke, ncclComm_t comm, int flags) {
     return result;
 }
 
-/* Siblings free their memory with the communicator and get it back with it: NCCL waits for all ranks in both, and all
- * ranks have the same siblings. The program's own goes first, since NCCL may refuse it. */
+/* Siblings free their memory when the communicator does and get it back with it. NCCL waits for all ranks in both
+ * calls, and all ranks have the same siblings. The program's own communicator goes first, since NCCL may refuse it. */
 ON(ncclCommSuspend, ncclComm_t comm, int flags) {
     l = weft_nccl_of(l, comm);
     weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
@@ -240,7 +242,7 @@ ON(ncclCommSuspend, ncclComm_t comm, int flags) {
         atomic_store(&c->suspended, true);
         for (int i = 1; i < NCCL_LIMITS; i++) {
             ncclComm_t sibling = atomic_load(&c->sibling[i]);
-            if (sibling && went_well(l->ncclCommSuspend(sibling, flags))) /* else it keeps its memory */
+            if (sibling && went_well(l->ncclCommSuspend(sibling, flags))) /* otherwise it keeps its memory */
                 atomic_fetch_or(&c->suspended_siblings, 1u << i);
         }
     }
@@ -248,7 +250,7 @@ ON(ncclCommSuspend, ncclComm_t comm, int flags) {
     return result;
 }
 
-/* A sibling that does not get its memory back cannot be used: that is an error of its communicator. */
+/* A sibling that does not get its memory back is unusable, which is reported as an error of its communicator. */
 ON(ncclCommResume, ncclComm_t comm) {
     l = weft_nccl_of(l, comm);
     weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
@@ -269,7 +271,7 @@ ON(ncclCommResume, ncclComm_t comm) {
 
 static ncclResult_t error_of_sibling(weft_nccl *l, weft_comm *c, int place) {
     ncclResult_t error = NCCL_SUCCESS;
-    weft_route_hold(place); /* a watchdog may ask while another thread releases it */
+    weft_route_hold(place); /* a watchdog may ask while another thread releases the sibling */
     ncclComm_t sibling = atomic_load(&c->sibling[place]);
     if (sibling && l->ncclCommGetAsyncError(sibling, &error) != NCCL_SUCCESS)
         error = NCCL_SUCCESS;
@@ -277,7 +279,7 @@ static ncclResult_t error_of_sibling(weft_nccl *l, weft_comm *c, int place) {
     return error;
 }
 
-/* A sibling's error is its communicator's; so is that a sibling is not ready yet. */
+/* A sibling's error, or that it is not ready yet, is reported for its communicator. */
 ON(ncclCommGetAsyncError, ncclComm_t comm, ncclResult_t *error) {
     l = weft_nccl_of(l, comm);
     ncclResult_t result = l->ncclCommGetAsyncError(comm, error);
@@ -290,7 +292,7 @@ ON(ncclCommGetAsyncError, ncclComm_t comm, ncclResult_t *error) {
     return result;
 }
 
-/* --- memory that is registered with one communicator -------------------------------------------------------------- */
+/* --- memory registered with one communicator ---------------------------------------------------------------------- */
 
 static ncclResult_t registered(ncclComm_t comm, ncclResult_t result) {
     weft_comm *c = weft_nccl_me.inside == 0 && result == NCCL_SUCCESS ? weft_comm_of(comm) : NULL;

@@ -1,4 +1,4 @@
-/* The configuration of one collective call: what the rules ask for, added to what the program itself asks for. */
+/* The configuration of one collective call: the rules' settings added to the program's own. */
 #include "nccl.h"
 
 #include <string.h>
@@ -13,17 +13,18 @@ static void fresh(ncclCollConfig_t *config) {
     config->magic = NCCL_MAGIC;
     config->version = NCCL_WITH_CALL_CONFIG;
     config->minCTAs = config->maxCTAs = config->nvlsCTAs = config->cgaClusterSize = config->CTAPolicy = NCCL_UNDEFINED;
-    config->forceAlgSelection = 1; /* as NCCL's own initializer has it */
+    config->forceAlgSelection = 1; /* as in NCCL's own initializer */
 }
 
-/* A rule's CTAs are its number where NCCL can have it; the limit for the rest only lowers NCCL's choice. */
+/* A rule sets the exact number of CTAs, if NCCL supports it; the limit for all other calls only lowers NCCL's
+ * choice. */
 static bool set_ctas(ncclCollConfig_t *config, const weft_comm_rule *rule, uint32_t limit, int most) {
     bool by_rule = rule && rule->ctas;
     int ctas = (int)(by_rule ? rule->ctas : limit);
     if (!ctas || config->maxCTAs != NCCL_UNDEFINED || config->minCTAs != NCCL_UNDEFINED)
         return false;
     if (most > 0 && ctas > most)
-        ctas = most; /* NCCL ignores a larger number than the communicator's */
+        ctas = most; /* NCCL ignores a number above the communicator's */
     config->maxCTAs = ctas;
     if (by_rule)
         config->minCTAs = ctas;
@@ -51,7 +52,7 @@ static bool set_algorithm(ncclCollConfig_t *config, const weft_comm_rule *rule) 
     if (!rule || !rule->algorithm || rule->algorithm >= ALGORITHMS || (config->algSelection && *config->algSelection))
         return false;
     config->algSelection = algorithms[rule->algorithm];
-    config->forceAlgSelection = 0; /* where it is impossible, NCCL chooses */
+    config->forceAlgSelection = 0; /* if it is impossible, NCCL chooses */
     return true;
 }
 
@@ -71,14 +72,15 @@ static bool fill(weft_comm *c, const weft_call_rules *rules, const weft_comm_rul
     return set_policy(config, rule, zero) || any;
 }
 
-/* One that NCCL would refuse stays as it is: what the rules add could make it valid. */
+/* Whether weft may extend this configuration. One that NCCL would refuse is left unchanged, since weft's copy of it
+ * could turn out valid. */
 static bool known(const ncclCollConfig_t *own) {
     return own->magic == NCCL_MAGIC && own->size >= sizeof *own && own->size <= sizeof(nccl_call_config) &&
            (own->forceAlgSelection == 0 || own->forceAlgSelection == 1);
 }
 
-/* Does all of the rule reach NCCL? A configuration is for all collectives, the tuner plugin for the first five; the
- * CTAs of other operations are limited when the program starts, by a rule that is for every size. */
+/* Whether the whole rule reaches NCCL. A configuration works for all collectives, the tuner plugin for the first five.
+ * The CTAs of other operations are limited when the program starts, if a rule covers every size. */
 static bool reaches(weft_nccl *l, int operation, const weft_call_rules *rules, const weft_comm_rule *rule) {
     if (operation < OP_ALL_TO_ALL)
         return !weft_rule_why_not(l, rule);
@@ -97,7 +99,7 @@ const ncclCollConfig_t *weft_call_config(weft_nccl *l, weft_comm *c, int operati
         weft_comm_complete(c);
     const weft_comm_rule *rule = weft_rule_of(rules, operation, weft_call_bytes(operation, bytes, c->size));
     bool by_config = operation < OP_SEND && weft_nccl_path(l) == WEFT_PATH_CONFIG;
-    bool unknown = own && !known(own); /* stays as the program wrote it */
+    bool unknown = own && !known(own); /* left as the program wrote it */
     if (rule && (unknown || !reaches(l, operation, rules, rule)))
         weft_count(WEFT_COUNT_RULES_UNAPPLIED);
     if (!by_config || unknown)

@@ -1,7 +1,7 @@
-/* Which siblings collectives use, and how they end.
+/* Decides which siblings collectives use, and destroys siblings.
  *
- * A limit has a place, the same for all communicators. The place in force is one number; a thread holds it from the
- * start of a group to its end, so that nothing changes inside a group and nothing is freed that is in use. */
+ * A limit has a place, which is the same for all communicators. The place in force is a single number. A thread holds
+ * it from the start of a group to its end, so that nothing changes inside a group and nothing in use is freed. */
 #define _GNU_SOURCE
 #include "cuda_shim.h"
 #include "nccl.h"
@@ -79,13 +79,13 @@ static bool drained(int place) {
     return true;
 }
 
-/* Removed first: no thread can find it any more, and those that hold it release it soon. */
+/* The sibling is removed first, so no further thread can find it; threads that hold its place release it soon. */
 static bool destroy(weft_comm *c, int place) {
     ncclComm_t sibling = atomic_exchange(&c->sibling[place], NULL);
     if (!sibling)
         return true;
     if (!drained(place))
-        return false; /* leaked, since a thread still uses it */
+        return false; /* leaked, because a thread still uses it */
     weft_nccl_private(true);
     c->library->ncclCommDestroy(sibling);
     weft_nccl_private(false);

@@ -1,7 +1,7 @@
-/* Which rule of the policy holds for a collective call.
+/* Decides which rule of the policy applies to a collective call.
  *
- * All ranks must follow the same rules at the same call. A change is therefore never picked up from the control block
- * on its own: it takes effect when this process's Python asks for it, between the same two collectives on every rank
+ * All ranks must follow the same rules at the same call. A change in the control block therefore has no effect by
+ * itself. It takes effect when this process's Python asks for it, between the same two collectives on every rank
  * (shim/apply.py), and a group keeps the rules that it began with. */
 #define _GNU_SOURCE
 #include "cuda_shim.h"
@@ -25,7 +25,7 @@ static weft_call_rules *published; /* guarded by the lock */
 static int published_count;
 static _Atomic bool begun;
 static weft_call_rules of_job; /* what the policy asks for; guarded by the lock */
-static uint32_t routed_limit;  /* the limit of `weft_nccl_route`, which outranks the policy's; guarded by the lock */
+static uint32_t routed_limit;  /* the limit set by weft_nccl_route; outranks the policy's; guarded by the lock */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool equal(const weft_call_rules *a, const weft_call_rules *b) {
@@ -33,7 +33,7 @@ static bool equal(const weft_call_rules *a, const weft_call_rules *b) {
            memcmp(a->rules, b->rules, a->count * sizeof *a->rules) == 0;
 }
 
-/* Equal rules are published once. False where there is no room left: what is in force stays. */
+/* Equal rules are published only once. False if there is no room left; the rules in force then stay. */
 static bool publish(const weft_call_rules *rules, const weft_call_rules **found) {
     *found = NULL;
     if (!rules->count && !rules->limit && !rules->copies)
@@ -59,7 +59,7 @@ static void of_policy(const weft_policy *policy, weft_call_rules *into) {
     memcpy(into->rules, policy->comm_rules, sizeof into->rules);
 }
 
-/* Callers hold the lock. False: there is no room for more rules, and what is in force stays. */
+/* Callers hold the lock. False if there is no room for more rules; the rules in force then stay. */
 static bool put_in_force(const weft_call_rules *asked, uint32_t limit) {
     const weft_call_rules *found;
     weft_call_rules both = *asked;
@@ -102,7 +102,7 @@ const weft_comm_rule *weft_rule_of(const weft_call_rules *rules, int operation, 
     return NULL;
 }
 
-/* --- how rules reach NCCL ------------------------------------------------------------------------------------------ */
+/* --- how rules reach NCCL --------------------------------------------------------------------------------------- */
 
 int weft_nccl_path(weft_nccl *l) {
     if (l->version >= NCCL_WITH_CALL_CONFIG && l->ncclAllReduceConfig)
@@ -135,8 +135,8 @@ void weft_path_note(weft_nccl *l) {
     atomic_store(&weft_hot.self->nccl_tuner, (uint32_t)atomic_load(&l->tuner));
 }
 
-/* NCCL plans the calls of a communicator that works in the background on a thread of its own, by the rules in force
- * then: it must be done with those that were made before the change. */
+/* NCCL plans the calls of a non-blocking communicator on its own thread, by the rules in force at that time. It must
+ * therefore have finished all earlier calls before the rules change. */
 static bool settled(void) {
     for (weft_comm *c = weft_comm_first(); c; c = weft_comm_next(c)) {
         ncclResult_t state = NCCL_SUCCESS;
@@ -170,7 +170,7 @@ static const char *never_applied(const weft_call_rules *asked) {
     return why;
 }
 
-/* For Python: follow the rules of this process's policy from the next call on. */
+/* For Python: applies the rules of this process's policy from the next call on. */
 EXPORT int weft_nccl_follow_policy(char *why, size_t size) {
     weft_call_rules asked;
     if (!weft_attach(WEFT_API_CUDA))
@@ -193,9 +193,10 @@ EXPORT int weft_nccl_follow_policy(char *why, size_t size) {
     return kept ? 0 : weft_refuse(why, size, TOO_MANY);
 }
 
-/* --- a limit for all collectives that no rule names ---------------------------------------------------------------- */
+/* --- a limit for all collectives that no rule names ------------------------------------------------------------- */
 
-/* More CTAs than the communicator has need a sibling; so do operations that the tuner plugin does not see. */
+/* A sibling is needed for more CTAs than the communicator has, and for operations that the tuner plugin does not
+ * see. */
 bool weft_limits_comm(weft_comm *c, int ctas) {
     int path = weft_nccl_path(c->library);
     if (c->max_ctas > 0 && ctas > c->max_ctas)

@@ -1,4 +1,4 @@
-/* Making siblings: communicators of the same ranks with another limit of CTAs, by ncclCommSplit. */
+/* Makes siblings, which are communicators of the same ranks with another CTA limit, with ncclCommSplit. */
 #define _GNU_SOURCE
 #include "nccl_split.h"
 
@@ -33,7 +33,7 @@ static bool failed(weft_split *j, weft_comm *c, ncclResult_t result) {
     return true;
 }
 
-/* A communicator that works in the background is ready when it says so. */
+/* Polls a non-blocking communicator until it reports that it is ready. */
 static bool await(weft_split *j, weft_comm *c, ncclComm_t handle) {
     ncclResult_t state = NCCL_IN_PROGRESS;
     while (weft_split_now_ns() < j->deadline_ns) {
@@ -58,7 +58,7 @@ static bool await_all(weft_split *j, int from, int until) {
     return true;
 }
 
-/* Ranks of one communicator that live in this process are split as one group: each waits for the others. */
+/* The ranks of one communicator in this process are split in one group, since each waits for the others. */
 static bool split(weft_split *j, int from, int until) {
     weft_comm *c = j->parts[from].c;
     weft_nccl *l = c->library;
@@ -81,7 +81,7 @@ static bool split(weft_split *j, int from, int until) {
     return well;
 }
 
-/* Of a split that failed, what it left may be freed already or come later: only whole siblings are taken back. */
+/* Aborts only completed siblings: what a failed split left behind may already be freed or may still be written. */
 void weft_split_undo(weft_split *j) {
     for (int i = 0; i < j->count; i++) {
         weft_split_part *p = &j->parts[i];
@@ -99,7 +99,7 @@ bool weft_split_make(weft_split *j) {
         if (!split(j, from, until)) {
             for (int i = from; i < until; i++) {
                 j->parts[i].settled = false;
-                j->parts[i].started &= !j->parts[i].c->blocking; /* NCCL has returned and is done with it */
+                j->parts[i].started &= !j->parts[i].c->blocking; /* a blocking call has returned: NCCL is done */
             }
             return false;
         }
@@ -107,7 +107,7 @@ bool weft_split_make(weft_split *j) {
     return true;
 }
 
-/* --- the end of siblings whose communicator stays -------------------------------------------------------------------- */
+/* --- ending siblings whose communicator stays ------------------------------------------------------------------- */
 
 typedef struct {
     weft_nccl *l;
@@ -117,7 +117,7 @@ typedef struct {
 static void *abort_all(void *argument) {
     ending *e = argument;
     weft_nccl_private(true);
-    bool grouped = e->l->ncclGroupStart() == NCCL_SUCCESS; /* all are told before one is waited for */
+    bool grouped = e->l->ncclGroupStart() == NCCL_SUCCESS; /* all are aborted before any is waited for */
     for (int i = 0; i < NCCL_LIMITS; i++)
         if (e->handles[i])
             e->l->ncclCommAbort(e->handles[i]);
@@ -127,9 +127,9 @@ static void *abort_all(void *argument) {
     return NULL;
 }
 
-/* NCCL waits for what runs on the communicator, which may be behind a sibling's collective, and for what runs on a
- * sibling, which may be behind the communicator's: so a thread of its own aborts the siblings meanwhile. A group would
- * not do: an abort makes it blocking, and NCCL refuses a communicator that works in the background in such a group. */
+/* NCCL waits for the communicator's work, which may be queued behind a sibling's collective, and for a sibling's work,
+ * which may be queued behind the communicator's. So a separate thread aborts the siblings meanwhile. A group would not
+ * help: an abort makes the group blocking, and NCCL refuses non-blocking communicators in such a group. */
 void weft_abort_siblings(weft_comm *c) {
     ending *e = c ? calloc(1, sizeof *e) : NULL;
     bool any = false;

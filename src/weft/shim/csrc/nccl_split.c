@@ -1,7 +1,7 @@
-/* Preparing siblings of the program's communicators for a limit of CTAs.
+/* Prepares siblings of the program's communicators for a CTA limit.
  *
- * A split concerns all ranks and may wait for them: a thread of its own makes it, and gives up at a deadline. What NCCL
- * may still write then is kept. */
+ * A split may wait for all ranks, so a separate thread makes it and gives up at a deadline. Memory that NCCL may still
+ * write to is then kept. */
 #define _GNU_SOURCE
 #include "nccl_split.h"
 
@@ -14,11 +14,11 @@
 enum { GRACE_MS = 50 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool busy; /* communicators are being split, perhaps beyond the deadline; guarded by the lock */
+static bool busy; /* a split is running, perhaps beyond its deadline; guarded by the lock */
 
 static void *work(void *argument) {
     weft_split *j = argument;
-    if (j->context && weft_cuda()->cuCtxSetCurrent) /* else NCCL would leave this thread on another device */
+    if (j->context && weft_cuda()->cuCtxSetCurrent) /* otherwise NCCL would leave this thread on another device */
         weft_cuda()->cuCtxSetCurrent(j->context);
     weft_nccl_private(true);
     bool well = weft_split_make(j);
@@ -47,7 +47,7 @@ static bool run(weft_split *j) {
         j->failed = true;
         return true;
     }
-    uint64_t patience = j->deadline_ns + GRACE_MS * 1000000ull; /* the thread is to give up first, where it can */
+    uint64_t patience = j->deadline_ns + GRACE_MS * 1000000ull; /* the thread should give up first, if it can */
     struct timespec until = {(time_t)(patience / 1000000000u), (long)(patience % 1000000000u)};
     pthread_mutex_lock(&lock);
     while (!j->over && pthread_cond_timedwait(&j->changed, &lock, &until) != ETIMEDOUT)
@@ -62,8 +62,8 @@ static bool run(weft_split *j) {
     return over;
 }
 
-/* In order of creation, but the ranks of one communicator together: as they were made, so that ranks which share
- * several communicators do not wait for each other in a circle. */
+/* Sorts by creation order, but keeps the ranks of one communicator together. All processes use the order of creation,
+ * so that ranks that share several communicators do not wait for each other in a cycle. */
 static void sort(weft_split *j, weft_split_part *sorted) {
     int count = 0;
     for (int i = 0; i < j->count; i++)
@@ -100,7 +100,8 @@ static bool add_part(weft_split *j, weft_comm *c) {
     return true;
 }
 
-/* The communicators to split: those of `keys`, which all ranks agreed on; of any key where `count` is negative. */
+/* Collects the communicators to split: those in `keys`, which all ranks agreed on; with any key if `count` is
+ * negative. */
 static bool gather(weft_split *j, const uint64_t *keys, int count, const char **why_not) {
     for (weft_comm *c = weft_comm_first(); c; c = weft_comm_next(c)) {
         if (atomic_load(&c->dead) || atomic_load(&c->collectives) == 0 || !is_among(c->key, keys, count))
@@ -182,15 +183,15 @@ static weft_split *new_split(int ctas, int place, double timeout_s) {
     return j;
 }
 
-/* `keys`: the communicators that every rank can split, where the ranks have agreed on them; NULL: all that this rank
- * can. A communicator that one rank splits and another does not waits for the deadline. */
+/* `keys`: the communicators that every rank can split, if the ranks have agreed on them; NULL: all that this rank can
+ * split. If one rank splits a communicator and another does not, the split waits until the deadline. */
 EXPORT int weft_nccl_prepare_keys(int ctas, double timeout_s, const uint64_t *keys, int key_count, char *why,
                                   size_t size) {
     const char *no = weft_route_not_now(), *excluded = NULL;
     if (no)
         return weft_refuse(why, size, no);
     if (weft_limit_possible(ctas))
-        return 0; /* each call can carry the limit: no sibling, and none of its memory */
+        return 0; /* each call can carry the limit, which saves the siblings and their memory */
     if (!begin())
         return weft_refuse(why, size, "an earlier split of a communicator is not over");
     weft_nccl_private(true);
@@ -206,14 +207,14 @@ EXPORT int weft_nccl_prepare_keys(int ctas, double timeout_s, const uint64_t *ke
         bool empty = gathered && j->count == 0;
         weft_split_discard(j);
         if (empty && any(place))
-            return end(0); /* all are there */
+            return end(0); /* all siblings exist already */
         return end(weft_refuse(why, size,
                                !empty     ? "no memory"
                                : excluded ? excluded
                                           : "no communicator has carried a collective yet"));
     }
     sort(j, sorted);
-    if (!run(j)) { /* the thread that waits will say when it is over */
+    if (!run(j)) { /* its thread clears `busy` when the split ends */
         weft_count(WEFT_COUNT_SPLIT_FAILURES);
         return weft_refuse(why, size, "ncclCommSplit was not over by the deadline: did every rank ask for it?");
     }

@@ -1,6 +1,6 @@
-/* A tuner plugin for NCCL that answers from the policy's rules. NCCL finds it in the process itself where
- * NCCL_TUNER_PLUGIN is STATIC_PLUGIN, asks it when it plans a collective, and fails the call if it returns an error:
- * it never does. What the user's own plugin answers holds where no rule says otherwise. */
+/* A tuner plugin for NCCL that answers from the policy's rules. NCCL finds it in the process itself if
+ * NCCL_TUNER_PLUGIN is STATIC_PLUGIN and asks it when it plans a collective. An error would fail the call, so the
+ * plugin never returns one. The answer of the user's own plugin applies unless a rule overrides it. */
 #include "nccl_tuner.h"
 #include "cuda_shim.h"
 
@@ -10,8 +10,9 @@
 enum { COSTS = 64 };
 #define ALMOST_FREE 1e-6f
 
-/* Of one communicator. NCCL asks for chunks per channel, after it has asked for every collective of the group, and says
- * how much a channel carries instead of the collective's size: so the chunk of each function is remembered. */
+/* The state for one communicator. NCCL asks for chunk sizes per channel, after it has asked about every collective of
+ * the group, and passes the bytes of one channel instead of the collective's size. Therefore the chunk size of each
+ * function is remembered. */
 typedef struct {
     weft_nccl *library;
     user_tuner user;
@@ -27,9 +28,9 @@ typedef struct {
 static const int operations[TUNER_FUNCTIONS] = {OP_BROADCAST, OP_REDUCE, OP_ALL_GATHER, OP_REDUCE_SCATTER,
                                                 OP_ALL_REDUCE};
 
-/* --- rules --------------------------------------------------------------------------------------------------------- */
+/* --- rules ------------------------------------------------------------------------------------------------------ */
 
-/* Those of the calling thread's group; NCCL plans several communicators of a group on threads of its own. */
+/* The rules of the calling thread's group. If a group has several communicators, NCCL plans them on its own threads. */
 static const weft_call_rules *rules_of_plan(void) {
     bool mine = weft_nccl_me.inside > 0;
     bool captured = mine ? weft_nccl_me.captured : weft_capture_open();
@@ -38,7 +39,7 @@ static const weft_call_rules *rules_of_plan(void) {
 
 static bool is_possible(float cost) { return cost >= 0; }
 
-/* The cheapest of the entries that the rule allows becomes free, and so NCCL's choice. */
+/* Sets the cost of the cheapest entry that the rule allows to zero, so that NCCL chooses it. */
 static bool prefer(const weft_comm_rule *rule, bool algorithm_too, float *costs, int algorithms, int protocols) {
     uint32_t algorithm = algorithm_too ? rule->algorithm : 0;
     int best = -1;
@@ -51,12 +52,13 @@ static bool prefer(const weft_comm_rule *rule, bool algorithm_too, float *costs,
     for (int i = 0; i < algorithms * protocols && best >= 0; i++)
         if (i == best)
             costs[i] = 0;
-        else if (costs[i] == 0) /* the choice of the user's plugin: of two that are free NCCL takes the first */
+        else if (costs[i] == 0) /* the choice of the user's plugin; of two zero costs, NCCL takes the first */
             costs[i] = ALMOST_FREE;
     return best >= 0;
 }
 
-/* NCCL gives a small collective fewer channels, by these sizes; it takes a plugin's number as it is. */
+/* NCCL gives a small collective fewer channels, according to these sizes, but uses a plugin's number unchanged. So the
+ * limit is lowered here in the same way. */
 static int limited(int ctas, size_t bytes, size_t ranks, const float *costs, int algorithms, int protocols) {
     int best = -1;
     for (int i = 0; i < algorithms * protocols; i++)
@@ -72,12 +74,12 @@ static int limited(int ctas, size_t bytes, size_t ranks, const float *costs, int
     return channels < 1 ? 1 : channels < (size_t)ctas ? (int)channels : ctas;
 }
 
-/* NCCL versions that ask for chunks (2.30 and newer) plan on the thread that ends the group, unless the group is
- * non-blocking, which launches even where it was to be simulated, or NCCL_SINGLE_PROC_MEM_REG_ENABLE is set. */
+/* NCCL versions that ask for chunk sizes (2.30 and newer) plan on the thread that ends the group, with two exceptions:
+ * non-blocking groups, which launch even when they should only be simulated, and NCCL_SINGLE_PROC_MEM_REG_ENABLE. */
 static void remember_chunk(tuner *t, int function, uint64_t chunk) {
     if (weft_nccl_me.simulating)
         return;            /* no plan follows */
-    if (t->chunks_asked) { /* a new plan */
+    if (t->chunks_asked) { /* this is a new plan */
         memset(t->planned, 0, sizeof t->planned);
         t->chunks_asked = false;
     }
@@ -93,7 +95,7 @@ static void answer(tuner *t, int function, size_t bytes, float **table, int algo
         return;
     const weft_comm_rule *rule = weft_rule_of(rules, operations[function], bytes);
     remember_chunk(t, function, rule ? rule->chunk : 0);
-    bool all = !t->library || weft_nccl_path(t->library) != WEFT_PATH_CONFIG; /* else the call has a configuration */
+    bool all = !t->library || weft_nccl_path(t->library) != WEFT_PATH_CONFIG; /* false: the call's configuration acts */
     bool possible = !rule || prefer(rule, all, costs, algorithms, protocols);
     if (!possible)
         weft_count(WEFT_COUNT_RULES_UNAPPLIED);
@@ -105,13 +107,13 @@ static void answer(tuner *t, int function, size_t bytes, float **table, int algo
         weft_count(WEFT_COUNT_TUNED);
 }
 
-/* --- the interface ------------------------------------------------------------------------------------------------- */
+/* --- the interface ---------------------------------------------------------------------------------------------- */
 
 static tuner *start(int version, void *caller, size_t ranks, void **context) {
     tuner *t = calloc(1, sizeof *t);
     *context = t;
     if (!t)
-        return NULL; /* every question is then answered by nothing */
+        return NULL; /* all later questions are then left unanswered */
     t->ranks = ranks;
     t->library = weft_nccl_at(caller);
     if (!t->library)
@@ -126,7 +128,7 @@ static tuner *start(int version, void *caller, size_t ranks, void **context) {
     return t;
 }
 
-/* An error of the user's plugin leaves NCCL to its own choice, as NCCL documents. */
+/* After an error of the user's plugin, NCCL chooses by itself, as NCCL documents. */
 static void started(tuner *t, ncclResult_t result) {
     if (result == NCCL_SUCCESS)
         return;
@@ -166,7 +168,7 @@ static bool has(const float *costs, int algorithm, int algorithms, int protocols
            is_possible(costs[algorithm * protocols + PROTOCOL_SIMPLE]);
 }
 
-/* v2 names one algorithm and protocol, where the later versions fill a table: as NCCL itself translates it. */
+/* A v2 plugin returns one algorithm and protocol, while later versions fill a table. Translated as NCCL itself does. */
 static ncclResult_t ask_v2(tuner *t, int function, size_t bytes, int pipelined, float *costs, int algorithms,
                            int protocols, int *channels) {
     int algorithm = -1, protocol = -1;

@@ -1,4 +1,4 @@
-/* NCCL's interface for tuner plugins, as far as weft needs it: v2 to v6. */
+/* The parts of NCCL's tuner plugin interface that weft needs, v2 to v6. */
 #ifndef WEFT_NCCL_TUNER_H
 #define WEFT_NCCL_TUNER_H
 
@@ -29,7 +29,7 @@ typedef ncclResult_t (*tuner_end)(void *context);
 typedef ncclResult_t (*tuner_chunk_v6)(void *context, int function, size_t bytes, int algorithm, int protocol,
                                        int channels, size_t *chunk);
 
-/* All versions begin with the same four; `chunk` is of v6 only. */
+/* All versions begin with the same four members; `chunk` exists in v6 only. */
 typedef struct {
     const char *name;
     void *init, *info;
@@ -37,7 +37,7 @@ typedef struct {
     tuner_chunk_v6 chunk;
 } tuner_plugin;
 
-/* The plugin that NCCL would have loaded without weft, of a version that this NCCL knows. */
+/* The plugin that NCCL would have loaded without weft, with an interface version that this NCCL knows. */
 typedef struct {
     const tuner_plugin *plugin; /* NULL: there is none */
     int version;

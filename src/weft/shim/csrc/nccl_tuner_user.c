@@ -1,4 +1,4 @@
-/* The user's own tuner plugin, which NCCL does not load where it asks weft's: found as NCCL would have found it. */
+/* The user's own tuner plugin, which NCCL does not load if it asks weft's. It is found as NCCL would find it. */
 #define _GNU_SOURCE
 #include "nccl_tuner.h"
 
@@ -17,7 +17,7 @@ static bool is_static(const char *name) { return strncasecmp(name, "STATIC_PLUGI
 
 static void *opened(const char *name, int flags) { return dlopen(name, RTLD_NOW | RTLD_LOCAL | flags); }
 
-/* As NCCL: the name itself, and then PREFIX-NAME.so. */
+/* Like NCCL, tries the name itself and then PREFIX-NAME.so. */
 static void *open_named(const char *prefix, const char *name, int flags) {
     char path[512];
     void *found = opened(name, flags);
@@ -26,7 +26,7 @@ static void *open_named(const char *prefix, const char *name, int flags) {
     return found;
 }
 
-/* A network plugin may hold a tuner as well; NCCL has loaded it before it asks for a tuner. */
+/* A network plugin may also contain a tuner; NCCL has already loaded it when it asks for a tuner. */
 static void *open_net_plugin(void) {
     const char *names = getenv("NCCL_NET_PLUGIN");
     if (!names || !*names)
@@ -40,13 +40,13 @@ static void *open_net_plugin(void) {
     return found;
 }
 
-static bool in_process; /* the user's plugin is in no library of its own; written before `searched` */
+static bool in_process; /* the user's plugin is in the process itself (STATIC_PLUGIN); written before `searched` */
 
-/* `weft run` keeps the user's NCCL_TUNER_PLUGIN under this name; empty where there was none. */
+/* `weft run` saves the user's NCCL_TUNER_PLUGIN in WEFT_NCCL_TUNER_PLUGIN; empty if it was not set. */
 static void *open_user_library(void) {
     char room[512];
     const char *name = getenv("WEFT_NCCL_TUNER_PLUGIN");
-    if (!name || !*name) /* `weft run` has set the variable itself */
+    if (!name || !*name) /* the user set no variable, so NCCL would use the setting in its files */
         name = weft_nccl_set_in_files("NCCL_TUNER_PLUGIN", room, sizeof room) ? room : NULL;
     if (name && strcasecmp(name, "none") == 0)
         return NULL;
@@ -58,7 +58,7 @@ static void *open_user_library(void) {
     return found ? found : open_net_plugin();
 }
 
-/* Opened without our lock: the loader has one, too, and holds it while a library that it starts may call NCCL. */
+/* Opened without our lock, since the loader holds its own lock while a library's constructor may call NCCL. */
 static void *user_library(void) {
     pthread_mutex_lock(&lock);
     bool known = searched;

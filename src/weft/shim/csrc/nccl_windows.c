@@ -1,6 +1,6 @@
-/* Symmetric windows: memory that all ranks of a communicator have registered, and that copy engines can reach.
+/* Symmetric windows: memory that all ranks of a communicator have registered and that copy engines can access.
  *
- * They are looked up only where copy engines are asked for, so that a lock and a list will do. */
+ * They are looked up only if the policy asks for copy engines, so a lock and a list are enough. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -11,14 +11,14 @@ typedef struct {
     weft_comm *c;
     uintptr_t start, end;
     void *handle;
-    void **where; /* until the group of this thread is over; NULL: it is there */
+    void **where; /* where NCCL writes the handle when this thread's group ends; NULL: the window exists */
     pthread_t thread;
 } window;
 
 static window *windows;
 static size_t count, room;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static _Thread_local bool waiting; /* windows of this thread's group are not there yet */
+static _Thread_local bool waiting; /* this thread's group has windows that do not exist yet */
 
 static bool grow(void) {
     if (count < room)
@@ -26,14 +26,15 @@ static bool grow(void) {
     size_t wider = room ? 2 * room : 64;
     window *grown = realloc(windows, wider * sizeof *grown);
     if (!grown)
-        return false; /* its collectives then count as not in a window */
+        return false; /* collectives on this window then count as not in a window */
     windows = grown;
     room = wider;
     return true;
 }
 
-/* Where NCCL cannot have a symmetric window it succeeds and gives none. In a group it is there when the group ends;
- * one that is made in the background is written later to memory of the program's, and is never known. */
+/* If NCCL cannot make a symmetric window, it succeeds but returns none. In a group, the window exists only when the
+ * group ends. The handle of a window made in the background is written later, to memory of the program, so weft never
+ * learns of it. */
 void weft_window_add(weft_comm *c, void *buffer, size_t size, void **window_at, int flags, ncclResult_t result) {
     bool later = weft_nccl_me.depth > 0;
     if (result != NCCL_SUCCESS || !window_at || !(flags & NCCL_WIN_COLL_SYMMETRIC) || (!later && !*window_at))
@@ -85,7 +86,7 @@ void weft_windows_drop(weft_comm *c) {
     pthread_mutex_unlock(&lock);
 }
 
-/* As NCCL looks for one: by the first byte. */
+/* Like NCCL, checks only the first byte. */
 bool weft_in_window(weft_comm *c, const void *buffer) {
     uintptr_t at = (uintptr_t)buffer;
     bool found = false;

@@ -1,4 +1,4 @@
-/* The policy in force: that of the job, or this process's own, read from their files whenever one is written. */
+/* The policy in force: the job's or this process's own. Their files are read again whenever one was written. */
 #include "weft.h"
 
 #include <pthread.h>
@@ -11,10 +11,10 @@ const weft_rules weft_no_policy = {.neutral = true};
 
 static weft_control *job;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static weft_rules
-    *known[POLICIES]; /* the latest; a thread may still read one that was replaced long ago, never free it */
+/* The latest policies. They are never freed, since a thread may still read one that was replaced long ago. */
+static weft_rules *known[POLICIES];
 static uint32_t published;
-static _Atomic uint32_t torn; /* launches since a policy was found that is not whole; 0: none was */
+static _Atomic uint32_t torn; /* launches since an incomplete policy was found; 0: none was found */
 
 void weft_policy_of(weft_control *control) {
     job = control;
@@ -31,7 +31,7 @@ void weft_forget_policy(void) {
     atomic_store(&torn, 0);
 }
 
-static uint64_t checksum(const void *data, size_t size) { /* Adler-32, which zlib has too */
+static uint64_t checksum(const void *data, size_t size) { /* Adler-32, as in Python's zlib */
     const unsigned char *bytes = data;
     uint32_t a = 1, b = 0;
     for (size_t i = 0; i < size; i++) {
@@ -45,11 +45,11 @@ static uint64_t sequence_of(const weft_control *c) {
     return atomic_load_explicit(&((weft_control *)c)->sequence, memory_order_acquire);
 }
 
-/* A copy of a policy, and its checksum, whose number was the same before and after; false: it is being written, or was
- * at every try. `sequence`: the number before the latest try. */
+/* Copies a policy and its checksum; the sequence number must be the same before and after. False if the policy was
+ * being written at every try. `sequence`: the number before the latest try. */
 static bool copy(const weft_control *from, weft_policy *into, uint64_t *expected, uint64_t *sequence) {
     for (int tries = 0; tries < TRIES && !((*sequence = sequence_of(from)) & 1); tries++) {
-        if (*sequence == 0) { /* never written: a hole in the file, which on a full disk must not even be read */
+        if (*sequence == 0) { /* never written: a hole in the file, which must not even be read on a full disk */
             memset(into, 0, sizeof *into);
             return true;
         }
@@ -62,7 +62,7 @@ static bool copy(const weft_control *from, weft_policy *into, uint64_t *expected
     return false;
 }
 
-/* Copy a policy that may be changing; false where no whole one could be had this time. */
+/* Copies a policy that may be changing; false if no complete copy was possible this time. */
 static bool take(const weft_control *from, weft_policy *into, uint64_t *sequence) {
     uint64_t expected = 0;
     if (!copy(from, into, &expected, sequence))
@@ -88,8 +88,8 @@ static void fill(weft_rules *rules, const weft_policy *policy) {
                      policy->head_start_ns == 0 && policy->sm_reserve == 0;
 }
 
-/* The published form of a policy; equal policies share one, so going back and forth costs nothing. Of many policies
- * the oldest makes room: it went out of force POLICIES - 1 changes ago. */
+/* The published form of a policy. Equal policies share one, so switching back and forth costs nothing. If the table is
+ * full, the oldest policy is replaced; it went out of force POLICIES - 1 changes ago. */
 static const weft_rules *publish(const weft_policy *policy) {
     for (uint32_t i = 0; i < POLICIES && known[i]; i++)
         if (memcmp(&known[i]->data, policy, sizeof *policy) == 0)
@@ -101,7 +101,7 @@ static const weft_rules *publish(const weft_policy *policy) {
         known[place] = calloc(1, sizeof *known[place]);
     weft_rules *rules = known[place];
     if (!rules)
-        return atomic_load(&weft_hot.active); /* keep what is in force */
+        return atomic_load(&weft_hot.active); /* keep the policy in force */
     atomic_store(&rules->id, 0);
     fill(rules, policy);
     atomic_store(&rules->id, ++published & 0xffffff ? published & 0xffffff : (published = 1));
@@ -110,7 +110,7 @@ static const weft_rules *publish(const weft_policy *policy) {
 
 static void adopt(weft_policy *own, weft_policy *of_job) {
     bool outranks = own->flags & WEFT_POLICY_SET;
-    if (outranks && own->comm_count == 0) { /* which kernels communicate is the job's to say */
+    if (outranks && own->comm_count == 0) { /* the job defines which kernels communicate */
         own->comm_count = of_job->comm_count;
         memcpy(own->comm, of_job->comm, sizeof own->comm);
     }
@@ -122,13 +122,14 @@ static void adopt(weft_policy *own, weft_policy *of_job) {
     atomic_store_explicit(&weft_hot.active, rules, memory_order_release);
     atomic_store_explicit(&weft_hot.neutral, rules->neutral, memory_order_release);
     if (before == &weft_no_policy)
-        weft_forget_handles(); /* which of the kernels communicate is known only now */
+        weft_forget_handles(); /* only now is it known which kernels communicate */
     else
         weft_count(WEFT_COUNT_POLICY_CHANGES);
 }
 
-/* A block whose writer was interrupted has an odd number for as long as it likes: it is read again when the number
- * changes. One that is whole by its number and not by its checksum is about to be: it is tried again, now and then. */
+/* If a writer was interrupted, the sequence number may stay odd forever; the block is read again when the number
+ * changes. If the number is even but the checksum is wrong, the write is about to become visible, so the block is read
+ * again every RETRY_EVERY launches. */
 const weft_rules *weft_refresh(void) {
     static weft_policy mine, theirs; /* large; guarded by the lock */
     uint32_t waiting = atomic_load_explicit(&torn, memory_order_relaxed);

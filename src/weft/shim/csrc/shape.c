@@ -1,6 +1,6 @@
-/* Residency: which kernels are shaped, and how much shared memory that takes.
+/* Residency: decides which kernels are shaped and how much shared memory that takes.
  *
- * A plan is worked out once per variant and policy and kept in one word, so the hot path is a load:
+ * A plan is computed once per variant and policy and stored in one word, so that the hot path is a single load:
  *   policy id (24 bits) | reason (8) | blocks (8) | dynamic shared bytes (24) */
 #include "weft.h"
 
@@ -17,7 +17,7 @@ static uint32_t plan_reason(uint64_t plan) { return (uint32_t)(plan >> 32) & 0xf
 static uint32_t plan_blocks(uint64_t plan) { return (uint32_t)(plan >> 24) & 0xff; }
 static uint32_t plan_bytes(uint64_t plan) { return (uint32_t)plan & 0xffffff; }
 
-/* Residency that the policy wants for a kernel; `named` tells a rule of its own from the default. */
+/* The residency that the policy sets for a kernel. `named`: a rule matches the kernel; false: the default applies. */
 static uint32_t wanted(const weft_policy *policy, const char *name, bool *named) {
     *named = true;
     for (uint32_t i = 0; i < policy->rule_count; i++)
@@ -27,11 +27,11 @@ static uint32_t wanted(const weft_policy *policy, const char *name, bool *named)
     return policy->residency;
 }
 
-/* The top bit of `blocks` tells a rule that names the kernel from the default. */
+/* The top bit of `blocks`: a rule names the kernel, so this is not the default. */
 enum { NAMED = 0x80 };
 
-/* By bisection over the occupancy call: cuOccupancyAvailableDynamicSMemPerBlock, which seems to answer this at
- * once, leaves the driver's own shared memory out of the sum (580.159 on an H200), and HIP has no such call. */
+/* Bisects over the occupancy call. cuOccupancyAvailableDynamicSMemPerBlock seems to answer this directly, but it
+ * ignores the driver's own shared memory (580.159 on an H200), and HIP has no such call. */
 bool weft_pin_size(int (*fit)(void *, unsigned, size_t), void *handle, unsigned threads, size_t low, size_t high,
                    unsigned blocks, uint32_t *bytes) {
     while (low < high) {
@@ -59,12 +59,12 @@ static uint64_t make_plan(const weft_backend *api, const weft_rules *rules, cons
         reason = WEFT_INFEASIBLE;
     if (reason == WEFT_INFEASIBLE)
         weft_count(WEFT_COUNT_SHAPE_FAILURES);
-    if (reason == WEFT_SHAPED && bytes != k->shared) /* so that a graph node with this size is known for what it is */
+    if (reason == WEFT_SHAPED && bytes != k->shared) /* so that a graph node with this size is recognized as shaped */
         weft_add_shaped_form(k, bytes);
     return plan_pack(id, reason, blocks | (named ? NAMED : 0), bytes);
 }
 
-/* Two threads may work out the same plan: no lock is held while the driver is asked. */
+/* No lock is held while the driver is called, so two threads may compute the same plan. */
 static uint64_t plan_for(const weft_backend *api, const weft_rules *rules, const weft_kernel *k) {
     uint32_t id = atomic_load_explicit(&rules->id, memory_order_acquire);
     _Atomic uint64_t *place = &k->v->plans[id % WEFT_PLANS];
@@ -72,21 +72,21 @@ static uint64_t plan_for(const weft_backend *api, const weft_rules *rules, const
     if (LIKELY(plan_id(plan) == id))
         return plan;
     plan = make_plan(api, rules, k, id);
-    if (id == 0 || atomic_load_explicit(&rules->id, memory_order_acquire) != id) /* it made room for another policy */
+    if (id == 0 || atomic_load_explicit(&rules->id, memory_order_acquire) != id) /* replaced by another policy */
         return plan_pack(id, WEFT_NOT_ASKED, 0, k->shared);
     atomic_store_explicit(place, plan, memory_order_release);
     return plan;
 }
 
-/* Blocks that wait for each other must all be resident. A grid that fits whole as it is and would not when shaped may
- * be such a kernel; only a rule that names it takes that risk. */
+/* Blocks that wait for each other must all be resident at once. A kernel whose whole grid fits unshaped but not shaped
+ * may depend on that; only a rule that names the kernel takes the risk. */
 static bool may_wait_for_itself(const weft_kernel *k, uint64_t plan, uint32_t blocks, uint64_t grid_blocks) {
     if (plan_blocks(plan) & NAMED || grid_blocks > (uint64_t)k->natural_blocks * k->sms)
         return false;
     return atomic_load_explicit(&partitioned, memory_order_relaxed) || grid_blocks > (uint64_t)blocks * k->sms;
 }
 
-/* Only where something changed: the row is in memory that launches do not touch otherwise. */
+/* Called only if something changed, since launches otherwise do not touch the row's memory. */
 static void note(const weft_kernel *k, uint32_t reason, uint32_t blocks, uint32_t bytes) {
     weft_row *row = weft_row_at(k->row);
     atomic_store_explicit(&row->reason, reason, memory_order_relaxed);
@@ -99,7 +99,7 @@ static void note(const weft_kernel *k, uint32_t reason, uint32_t blocks, uint32_
 
 uint32_t weft_shape(const weft_backend *api, const weft_rules *rules, const weft_kernel *k, uint64_t grid_blocks,
                     bool in_flight) {
-    if (UNLIKELY(k->row < WEFT_FIRST_ROW || !k->v)) /* its name is not known, or not kept */
+    if (UNLIKELY(k->row < WEFT_FIRST_ROW || !k->v)) /* the kernel has no name or no row of its own */
         return k->shared;
     uint64_t plan = plan_for(api, rules, k);
     uint32_t reason = plan_reason(plan), blocks = plan_blocks(plan) & ~(uint32_t)NAMED, bytes = plan_bytes(plan);

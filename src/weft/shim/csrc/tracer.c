@@ -1,4 +1,4 @@
-/* The tracer on and off, and the records of one trace. */
+/* Starts and stops the tracer and holds the records of one trace. */
 #define _GNU_SOURCE
 #include "tracer_state.h"
 
@@ -47,7 +47,7 @@ void *weft_trace_reserve(size_t size) {
     return memory == MAP_FAILED ? NULL : memory;
 }
 
-/* A forked child traces nothing that its parent was tracing. */
+/* A forked child does not continue its parent's trace. */
 void weft_forget_tracer(void) {
     atomic_store(&weft_hot.tracing, WEFT_TRACE_OFF);
     atomic_store(&state, EMPTY);
@@ -103,7 +103,7 @@ void weft_trace_mark(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Threads that are inside an operation come out by themselves; they find their records as they left them. */
+/* Threads that are inside an operation leave it by themselves; their records stay valid until then. */
 static bool wait_for_users(void) {
     for (int i = 0; i < 40000 && atomic_load(&users) > 0; i++)
         usleep(50);
@@ -127,7 +127,7 @@ void weft_trace_free(void) {
     int ended = ENDED;
     if (!atomic_compare_exchange_strong(&state, &ended, CHANGING))
         return;
-    if (!wait_for_users()) { /* a thread hangs inside the driver: what it uses must stay */
+    if (!wait_for_users()) { /* a thread hangs inside the driver, so the records it uses must stay */
         weft_trace_count(WEFT_TRACED_LEFT_BEHIND, 1);
         return;
     }

@@ -1,5 +1,5 @@
-/* Which collective a traced kernel belongs to: NCCL launches its kernels inside the call, or inside the GroupEnd, on
- * the same thread and on the call's stream. Several calls of a group may become one kernel. */
+/* Finds the collective that a traced kernel belongs to. NCCL launches its kernels inside the call or inside GroupEnd,
+ * on the same thread and on the call's stream. Several calls of a group may become one kernel. */
 #include "tracer_state.h"
 
 enum { PENDING = 64 };
@@ -36,7 +36,7 @@ void weft_trace_call(uint64_t key, uint64_t sequence, int rank, int size, int op
         c->elements += count;
         c->bytes += bytes;
         c->calls++;
-        c->operation = c->operation == operation ? operation : -2; /* of several kinds */
+        c->operation = c->operation == operation ? operation : -2; /* -2: several kinds */
         return;
     }
     if (pending.count < PENDING)
@@ -56,7 +56,7 @@ void weft_trace_call(uint64_t key, uint64_t sequence, int rank, int size, int op
 
 void weft_trace_calls_over(void) { pending.count = 0; }
 
-/* The first kernel on a stream takes all calls that were made for it, of the first one's communicator. */
+/* A kernel takes the calls of the first communicator that still has pending calls on its stream. */
 void weft_trace_take_call(weft_trace_span *span, CUstream stream) {
     waiting_calls *c = pending.call, *end = c + (pending.epoch == weft_trace_epoch() ? pending.count : 0);
     while (c < end && (c->taken || c->stream != stream))

@@ -1,13 +1,13 @@
-/* Copies and fills under the tracer, and what delays a stream without being a span: waits and host functions.
- * While no trace is recorded, each costs one branch, and copies from the host are counted: by them, live tuning tells
- * steps with longer inputs. */
+/* Traces copies and fills, and notes operations that delay a stream but are not spans: waits and host functions. While
+ * no trace is recorded, each costs one branch. Bytes copied from the host are always counted; live tuning uses them to
+ * recognize steps with longer inputs. */
 #include "tracer.h"
 
 enum { POINTER_MEMORY_TYPE = 2, POINTER_DEVICE = 9, TYPE_HOST = 1, TYPE_DEVICE = 2 };
 
 #define RECORDING() UNLIKELY(weft_tracing() == WEFT_TRACE_RECORD)
 
-/* --- what delays a stream ---------------------------------------------------------------------------------------- */
+/* --- operations that delay a stream ------------------------------------------------------------------------------ */
 
 #define DELAYS(name, per_thread, params, ...)                                                                          \
     CUresult name params {                                                                                             \
@@ -30,9 +30,9 @@ DELAYS_PAIR(cuStreamWaitValue64_v2, (CUstream stream, CUdeviceptr at, cuuint64_t
 DELAYS_PAIR(cuStreamBatchMemOp_v2, (CUstream stream, unsigned count, void *operations, unsigned flags), stream, count,
             operations, flags)
 
-/* --- copies ---------------------------------------------------------------------------------------------------------- */
+/* --- copies ------------------------------------------------------------------------------------------------------ */
 
-/* Pageable host memory is unknown to the driver. */
+/* The driver does not know pageable host memory, so its query fails for it. */
 static bool on_device(CUdeviceptr p, int *device) {
     unsigned type = 0;
     *device = -1;
@@ -56,7 +56,7 @@ static uint32_t between(CUdeviceptr to, CUdeviceptr from) {
     return direction(a, b, to_device != from_device);
 }
 
-/* A batch of several directions has that of a copy between devices, if there is one: it communicates. */
+/* If a batch has several directions, a copy between devices determines its direction, since that one communicates. */
 static uint32_t of_batch(const CUdeviceptr *to, const CUdeviceptr *from, size_t count) {
     enum { LOOKED_AT = 64 };
     uint32_t found = WEFT_COPY_UNKNOWN;
@@ -118,7 +118,7 @@ COPY(cuMemcpyDtoDAsync_v2, between(to, from), size, (CUdeviceptr to, CUdeviceptr
 COPY(cuMemcpyPeerAsync, to_context == from_context ? WEFT_COPY_DTOD : WEFT_COPY_PTOP, size,
      (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t size, CUstream stream), to,
      to_context, from, from_context, size, stream)
-/* NCCL's collectives by copy engines come as batches. Each is one span: its copies may run in any order. */
+/* NCCL's copy-engine collectives use batches. Each batch is one span, since its copies may run in any order. */
 COPY(cuMemcpyBatchAsync, of_batch(to, from, count), sum(sizes, count),
      (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t count, void *attributes, size_t *places,
       size_t attribute_count, size_t *failed, CUstream stream),

@@ -1,4 +1,4 @@
-/* The tracer's events: a pool for each context, the host's time of a base event, and when each event fired. */
+/* The tracer's events: a pool per context, the host time of a base event, and when each event fired. */
 #define _GNU_SOURCE
 #include "tracer.h"
 
@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CONTEXTS = 32 /* bits of a word */, CHUNK = 256, NOT_READY = 600, DISABLE_TIMING = 2, NON_BLOCKING = 1 };
+enum { CONTEXTS = 32 /* one bit each in a word */, CHUNK = 256, NOT_READY = 600, DISABLE_TIMING = 2, NON_BLOCKING = 1 };
 enum { WARM = 8, BASE_TRIES = 8, BASE_LIMIT_NS = 1000000000, REBASE_NS = 50000000 };
 
 static weft_trace_context contexts[CONTEXTS];
@@ -41,8 +41,8 @@ static bool complete(const weft_cuda_calls *cu) {
            cu->cuStreamDestroy_v2 && cu->cuStreamWaitEvent;
 }
 
-/* A stream for our own waits. Streams of one priority share a few hardware queues, where a wait of ours would hold up
- * the program's launches; no framework uses this priority. */
+/* A stream for our own waits. Streams of one priority share a few hardware queues, in which our wait would block the
+ * program's launches; no framework uses this priority. */
 CUstream weft_trace_side_stream(void) {
     const weft_cuda_calls *cu = weft_cuda();
     int least = 0, greatest = 0;
@@ -58,7 +58,8 @@ CUstream weft_trace_stream(int priority) {
 
 void weft_trace_side_over(CUstream stream) { weft_cuda()->cuStreamDestroy_v2(stream); }
 
-/* The base event fires on an idle stream, so the host knows when: the closest of a few tries. */
+/* The base event fires on an idle stream, so the host can bound the time at which it fires. Keeps the try with the
+ * tightest bound. */
 static bool take_base(weft_trace_context *c) {
     const weft_cuda_calls *cu = weft_cuda();
     uint64_t closest = UINT64_MAX, limit = weft_trace_now() + BASE_LIMIT_NS;
@@ -170,8 +171,8 @@ CUevent weft_trace_event(weft_trace_context *c, bool timed) {
     return e;
 }
 
-/* What might make the driver wait for the GPU is done here, between steps: to load a module inside a step, between the
- * collectives of two ranks of one process, could wait for ever. */
+/* Everything that might make the driver wait for the GPU is done here, between steps. Loading a module inside a step,
+ * between the collectives of two ranks in one process, could wait forever. */
 void weft_trace_warm(weft_trace_context *c) {
     int mode = weft_capture_relax();
     weft_trace_stamps_load(c);
@@ -216,7 +217,8 @@ void weft_trace_leave(CUcontext before) {
         cu->cuCtxSetCurrent(before);
 }
 
-/* Milliseconds come as a float, which is exact to 4 ns for up to 50 ms: longer distances go by stages. */
+/* The driver returns milliseconds as a float, which is exact to 4 ns up to 50 ms. Longer distances are measured in
+ * stages, by moving the anchor event. */
 int64_t weft_trace_time(weft_trace_context *c, CUevent e, uint64_t deadline_ns) {
     const weft_cuda_calls *cu = weft_cuda();
     float ms = 0;
@@ -224,7 +226,7 @@ int64_t weft_trace_time(weft_trace_context *c, CUevent e, uint64_t deadline_ns) 
     if (!e)
         return -1;
     for (;;) {
-        pthread_mutex_lock(&lock); /* the context cannot go away meanwhile: see weft_trace_context_gone */
+        pthread_mutex_lock(&lock); /* keeps the context alive: see weft_trace_context_gone */
         bool gone = atomic_load(&c->gone);
         state = gone ? CUDA_ERROR_NOT_FOUND : cu->cuEventQuery(e);
         if (state == CUDA_SUCCESS)
@@ -316,7 +318,7 @@ void weft_trace_events_over(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Its events and streams die with it. */
+/* A context's events and streams are destroyed with it. */
 uint32_t weft_trace_context_gone(CUcontext context) {
     uint32_t which = 0;
     if (LIKELY(atomic_load_explicit(&context_count, memory_order_relaxed) == 0))

@@ -1,4 +1,4 @@
-/* The kernels of the graphs that a trace has met. */
+/* The kernels of the graphs that were launched during a trace. */
 #define _GNU_SOURCE
 #include "tracer_state.h"
 
@@ -8,7 +8,7 @@ enum { GRAPH_ROWS = 1 << 20 };
 
 static uint32_t *graph_rows, graph_row_count;
 
-/* The kernels of a graph, listed once for each executable graph and trace: `known` keeps the place. */
+/* Lists the kernels of a graph once per executable graph and trace; `known` holds the trace and the place. */
 void weft_trace_graph_of(_Atomic uint64_t *known, const weft_graph_kernel *kernels, size_t count, weft_trace_op *op) {
     bool communicates = false;
     for (size_t i = 0; i < count; i++)

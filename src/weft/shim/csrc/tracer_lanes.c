@@ -1,4 +1,4 @@
-/* The tracer's lanes: what it knows of each stream of the program. */
+/* The tracer's lanes: its state for each stream of the program. */
 #define _GNU_SOURCE
 #include "tracer_state.h"
 
@@ -23,7 +23,7 @@ static bool is_lane(const weft_trace_lane *l, CUstream stream, const weft_trace_
            (stream != CU_STREAM_PER_THREAD || l->thread == weft_trace_thread());
 }
 
-/* The legacy stream waits for blocking streams, and they for it, without any call that could be seen. */
+/* The legacy stream waits for blocking streams, and they wait for it, without any call that the tracer could see. */
 static void describe(weft_trace_lane *l) {
     const weft_cuda_calls *cu = weft_cuda();
     unsigned flags = 0;
@@ -42,7 +42,7 @@ static void describe(weft_trace_lane *l) {
     weft_capture_restore(mode);
 }
 
-/* Called with the lock. A table of few streams: the latest is nearly always near the front. */
+/* Called with the lock. A linear search is enough, since a program has few streams. */
 weft_trace_lane *weft_trace_lane_of(CUstream stream, weft_trace_context *c, bool make) {
     for (uint32_t i = 0; i < lane_count; i++)
         if (is_lane(&lanes[i], stream, c))
@@ -67,12 +67,13 @@ void weft_trace_disturbed(CUstream stream) {
     weft_trace_use_ends();
 }
 
-/* What is still open on it ends here: later its handle must not be used. No stream is NULL in a lane. */
+/* Closes the stream's open kernel now, since its handle must not be used later. A lane's stream is never NULL while the
+ * stream exists. */
 void weft_trace_stream_gone(CUstream stream) {
     if (LIKELY(weft_trace_state() != 1) || !stream)
         return;
     weft_trace_record *open = NULL;
-    weft_trace_use_begins(); /* whatever context is current */
+    weft_trace_use_begins(); /* the result does not matter: any context may be current */
     weft_trace_lock();
     for (uint32_t i = 0; i < lane_count; i++)
         if (lanes[i].stream == stream) {
@@ -98,7 +99,7 @@ void weft_trace_lanes_close(void) {
         CUcontext before;
         if (lanes[i].open && weft_trace_enter(lanes[i].context, &before)) {
             bool reachable = lanes[i].stream != CU_STREAM_PER_THREAD || lanes[i].thread == weft_trace_thread();
-            if (reachable && !weft_capturing(lanes[i].stream)) /* a capture must not get our event */
+            if (reachable && !weft_capturing(lanes[i].stream)) /* our event must not enter a capture */
                 weft_trace_close(lanes[i].open, lanes[i].stream);
             weft_trace_leave(before);
         }

@@ -1,10 +1,10 @@
-/* The tracer's hot path: which operations get events, and where.
+/* The tracer's hot path: decides which operations get events, and where.
  *
- * A span ends where the event behind it fires. It begins where the event in front fires, or, where the stream was
- * still busy, at the end of the span in front: one event for each kernel is then enough. A kernel that launches
- * programmatically (PDL) must follow its predecessor directly, so a kernel that such a launch was seen to follow gets
- * no event behind it until the next operation tells whether it is one of a chain. Collectives also get a
- * launch-completion event and a stamp (tracer_stamp.c): they may wait for SMs long after their stream is ready. */
+ * A span ends when the event after it fires. It begins when the event before it fires or, if the stream was still
+ * busy, at the end of the preceding span; one event per kernel is then enough. A programmatic launch (PDL) must
+ * directly follow its predecessor. So a kernel that such a launch was seen to follow gets no event after it until the
+ * next operation shows whether it is part of a chain. Collectives also get a launch-completion event and a stamp
+ * (tracer_stamp.c), since they may wait for SMs long after their stream is ready. */
 #define _GNU_SOURCE
 #include "tracer_state.h"
 
@@ -24,7 +24,7 @@ bool weft_trace_programmatic(const CUlaunchConfig *c) {
     return false;
 }
 
-/* Before a trace: note whom a programmatic launch follows, so that no event will stand between them. */
+/* Before a trace: records which kernel a programmatic launch follows, so that no event will separate them. */
 void weft_trace_learn(weft_variant *v, CUstream stream, bool programmatic) {
     static _Thread_local struct {
         CUstream stream;
@@ -47,7 +47,8 @@ static bool put(CUevent e, CUstream stream) {
     return false;
 }
 
-/* Whether work that was launched earlier on this stream is still to be done, with some to spare. */
+/* Whether the work before this event is unfinished. To test a stream, pass the event after its second-latest operation,
+ * which leaves a margin. */
 static bool still_busy(CUevent earlier) {
     if (!earlier)
         return false;
@@ -68,7 +69,8 @@ void weft_trace_close(weft_trace_record *open, CUstream stream) {
         open->span.flags &= ~(uint32_t)WEFT_SPAN_OPEN;
 }
 
-/* Finds the lane and takes a record; what is open, and what must be asked, is handed out. */
+/* Finds the lane and takes a record. Returns the open kernel to close, whether an event before the operation is needed,
+ * and the earlier event to query. */
 static weft_trace_lane *enter(weft_trace_op *op, CUstream stream, weft_trace_context *c, bool *programmatic,
                               weft_trace_record **open, bool *front, CUevent *earlier) {
     weft_trace_lock();
@@ -115,7 +117,7 @@ static void describe_kernel(weft_trace_span *s, weft_variant *v) {
 
 void weft_trace_side_priority(int same) { atomic_store(&same_priority, same != 0); }
 
-/* The first collective of a stream gets it a side stream of its own: waits on a shared one would hold each other up. */
+/* Gives a stream its own side stream at its first collective; waits on a shared side stream would delay each other. */
 static void prepare_completion(weft_trace_op *op) {
     weft_trace_lane *l = op->lane;
     weft_trace_lock();
@@ -139,8 +141,9 @@ static bool traceable(CUstream stream) {
     return true;
 }
 
-/* On an idle stream a kernel may be over before the event behind it is even submitted, so the events tell when it was
- * launched, not how long it took. A few launches of each kernel, ever rarer, are held back until all is queued. */
+/* On an idle stream a kernel may end before the event after it is even submitted, so the events show when it was
+ * launched, not how long it took. Therefore some launches of each kernel, increasingly rarely, are held back until all
+ * of their events are queued. */
 static bool stall(const weft_trace_context *c, weft_variant *v, CUstream stream) {
     uint64_t epoch = weft_trace_epoch(), number = epoch << 32;
     uint64_t seen = atomic_load_explicit(&v->idle_launches, memory_order_relaxed);
@@ -205,7 +208,7 @@ bool weft_trace_completion(weft_trace_op *op, CUlaunchAttribute *with, unsigned 
         if (with[i].id == CU_LAUNCH_ATTRIBUTE_PRIORITY)
             op->priority = with[i].value.priority;
         if (with[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT)
-            op->completion = with[i].value.launchCompletionEvent.event; /* the program's own serves as well */
+            op->completion = with[i].value.launchCompletionEvent.event; /* use the program's own event */
     }
     if (op->completion)
         return false;
@@ -240,7 +243,7 @@ static bool rarely(_Atomic uint32_t *counter) {
     return n < PROBE_EVERY ? !(n & (n - 1)) : n % PROBE_EVERY == 0;
 }
 
-/* Asked again only after the next collective, once it does not. */
+/* Whether a collective is running. Once none is, the driver is not asked again until the next collective. */
 static bool comm_runs(weft_trace_context *c) {
     CUevent latest = atomic_load_explicit(&c->comm, memory_order_relaxed);
     if (!latest || still_busy(latest))
@@ -249,10 +252,10 @@ static bool comm_runs(weft_trace_context *c) {
     return false;
 }
 
-/* While the host submits work, and while collectives write to memory, an event fires some microseconds after the kernel
- * in front of it has ended, and the kernel behind it starts later. An empty kernel between two events tells how much. It
- * goes behind some kernels of a busy stream, those that were held back, and some of an idle stream while a collective
- * runs; otherwise events of an idle stream cost what the calibration says. */
+/* While the host submits work, and while collectives write to memory, an event fires some microseconds after the
+ * preceding kernel has ended, and the next kernel starts later. A probe, an empty kernel between two events, measures
+ * this delay. Probes follow some kernels on a busy stream, all held-back kernels, and some kernels on an idle stream
+ * while a collective runs. Otherwise events on an idle stream cost what the calibration measured. */
 static void probe(weft_trace_op *op, CUstream stream) {
     weft_trace_record *r = op->record;
     if (r->span.kind != WEFT_TRACE_KERNEL || (r->span.flags & WEFT_SPAN_COMM))
@@ -288,7 +291,7 @@ void weft_trace_after(weft_trace_op *op, CUstream stream, CUresult result) {
     weft_trace_lock();
     if (failed) {
         if ((r->span.flags & WEFT_SPAN_CHAINED) && l->last && (l->last->span.flags & WEFT_SPAN_OPEN))
-            l->open = l->last; /* nothing follows it yet */
+            l->open = l->last; /* it is still without a successor */
         l->disturbed = true;
     } else {
         if ((r->span.flags & WEFT_SPAN_CHAINED) && l->last && l->last->variant)

@@ -1,5 +1,5 @@
-/* What the tracer recorded, read and written after the recording is over; and, under `weft run --trace`, when a trace
- * begins and ends in a program whose steps nobody can tell. */
+/* Reads and writes a trace after it has ended. Under `weft run --trace`, also starts and ends a trace by time in
+ * programs whose steps are unknown. */
 #define _GNU_SOURCE
 #include "tracer.h"
 
@@ -77,7 +77,7 @@ static void read_times(uint64_t deadline_ns) {
         weft_trace_leave(before);
 }
 
-/* Reads an ended trace into `spans`; returns how many there are, or -1. Can be called again. */
+/* Reads an ended trace into `spans`; returns the number of spans, or -1. Can be called repeatedly. */
 int64_t weft_trace_read(weft_trace_header *h, weft_trace_span *spans, uint64_t room, double timeout_s) {
     weft_trace_record *records;
     if (weft_trace_state() != 2)
@@ -110,7 +110,7 @@ int64_t weft_trace_read_graph_rows(uint32_t *out, uint64_t room) {
     return (int64_t)count;
 }
 
-/* --- a file in the job's folder, which `weft run` turns into a trace ------------------------------------------------- */
+/* --- a file in the job's folder, which `weft run` turns into a trace --------------------------------------------- */
 
 static bool by_steps;
 
@@ -173,7 +173,7 @@ int weft_trace_finish(double timeout_s) {
     return result;
 }
 
-/* --- without steps: by time --------------------------------------------------------------------------------------------- */
+/* --- tracing by time, without steps ----------------------------------------------------------------------------- */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -195,7 +195,7 @@ int weft_trace_steps_known(void) {
     return late;
 }
 
-/* Waits until then; false where steps were found meanwhile. */
+/* Waits for this time; false if steps were found meanwhile. */
 static bool wait_until(double seconds) {
     struct timespec limit;
     clock_gettime(CLOCK_REALTIME, &limit);
@@ -235,8 +235,8 @@ static void *trace_by_time(void *context) {
     return NULL;
 }
 
-/* A child that was forked while a trace is being written has no thread that would unlock these: it would hang when it
- * ends, and finishes its own traces. */
+/* If a child is forked while a trace is being written, no thread in it would unlock these. It would hang at exit, when
+ * it finishes its own trace. */
 void weft_forget_output(void) {
     pthread_mutex_init(&once, NULL);
     pthread_mutex_init(&lock, NULL);
@@ -245,8 +245,8 @@ void weft_forget_output(void) {
 
 static void at_exit(void) { weft_trace_finish(EXIT_WAIT_S); }
 
-/* WEFT_TRACE is "AFTER LENGTH PATIENCE": begin after so many seconds, for so many; and how long to wait where steps
- * may be found. */
+/* WEFT_TRACE is "AFTER LENGTH PATIENCE", in seconds: when to begin, how long to record, and how long to wait for steps
+ * if they may still be found. */
 void weft_trace_attached(void) {
     static _Atomic bool planned;
     const char *plan = getenv("WEFT_TRACE");
@@ -257,7 +257,7 @@ void weft_trace_attached(void) {
     atexit(at_exit);
     if (weft_cuda()->cuCtxGetCurrent)
         weft_cuda()->cuCtxGetCurrent(&context);
-    if (context) { /* now, while the GPU has nothing to do: see weft_trace_warm */
+    if (context) { /* load now, while the GPU is idle: see weft_trace_warm */
         weft_trace_context kernels = {.context = context};
         int mode = weft_capture_relax();
         weft_trace_stamps_load(&kernels);

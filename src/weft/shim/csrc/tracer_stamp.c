@@ -1,10 +1,10 @@
-/* The tracer's own kernels: stamps, which tell when a collective was placed, and what the events themselves cost.
+/* The tracer's own kernels: stamps, which show when a collective was placed, and calibration of the events' cost.
  *
- * A launch-completion event orders a kernel of another stream behind the collective in the queue for SMs; a timed event
- * needs no SM and waits for nothing. So the side stream waits for the completion event, then launches a stamp: a kernel
- * that does nothing, as large as one CTA (or cluster) of the collective and of its priority, which cannot be placed
- * where the collective could not. The event behind it fires a known time after it was placed. Nothing of the program
- * waits for the side stream. */
+ * A launch-completion event orders a kernel of another stream after the collective in the queue for SMs, while a timed
+ * event needs no SM and waits for nothing. So the side stream waits for the completion event and then launches a stamp:
+ * an empty kernel as large as one CTA (or cluster) of the collective, with the same priority, which cannot be placed
+ * where the collective could not. The event after it fires a known time after the stamp was placed. Nothing in the
+ * program waits for the side stream. */
 #include "tracer.h"
 
 #include <pthread.h>
@@ -21,7 +21,7 @@ static struct {
 } known[CONTEXTS];
 static int known_count;
 
-/* Registers are allocated for the branch that is never taken: its values are all needed at its end. */
+/* The branch that is never taken forces the registers to be allocated: all of its values are live at its end. */
 static const char *stamp_ptx(void) {
     static char text[8192];
     char *at = text, *end = text + sizeof text;
@@ -77,7 +77,7 @@ void weft_trace_stamps_load(weft_trace_context *c) {
 
 void weft_trace_stamps_forget(void) {
     pthread_mutex_lock(&lock);
-    known_count = 0; /* load again where still needed */
+    known_count = 0; /* kernels are loaded again when needed */
     pthread_mutex_unlock(&lock);
 }
 
@@ -132,7 +132,7 @@ bool weft_trace_probe(const weft_trace_context *c, CUstream stream) {
     return true;
 }
 
-/* --- what events cost ----------------------------------------------------------------------------------------- */
+/* --- the cost of events --------------------------------------------------------------------------------------- */
 
 static bool between(weft_trace_context *c, int what) {
     static const unsigned none[3];
@@ -149,7 +149,8 @@ static bool between(weft_trace_context *c, int what) {
     }
 }
 
-/* On a stream of our own, held until all is queued. Nothing waits for it here: it is read with the trace. */
+/* Measures on our own stream, held back until all is queued. Nothing waits here; the results are read with the
+ * trace. */
 void weft_trace_calibrate(weft_trace_context *c) {
     const weft_cuda_calls *cu = weft_cuda();
     if (!c->wait || !c->own || atomic_load(&c->gone))
