@@ -1,4 +1,4 @@
-"""Patch a module once the program has imported it. The program may never do so, and importing it is slow."""
+"""Patch a module when the program imports it, which it may never do; an early import would be slow."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 if __name__ == "__main__":
-    # This module runs as __main__ here, but torch needs the backend of the importable module.
+    # This copy of the module is __main__; the importable module must register the backend.
     from weft.comm import ghost
 
     try:

@@ -63,7 +63,8 @@ class ExchangingGroup(IssuingGroup):
                 give, take = flat_view(inputs[ghost]), flat_view(outputs[ghost])
                 moves.append((self._own, give, ghost, lane.scratch(ghost, give, give.numel())))
                 # A ghost sends rank 0 the part that rank 0 keeps for itself, or if that part is empty, the
-                # part that rank 0 sends to this ghost. If the size does not match, it sends scratch data.
+                # part that rank 0 sends to this ghost. If the sizes differ, and without mirroring, it sends
+                # scratch data.
                 own = flat_view(inputs[self._own])
                 own = own if own.numel() else give
                 fits = self._options.mirror and own.numel() == take.numel()

@@ -16,7 +16,7 @@ from weft.comm.node import NODE_VARIABLE
 from weft.errors import UsageError
 
 DEFAULT_CTAS = 12
-"""CTAs per rank of a collective."""
+"""Default CTAs per rank of a collective."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _node_lane(device: Any, size: int, own: int, options: GhostOptions) -> Lane:
     from weft.comm import nccl
 
     with torch.cuda.device(device):
-        torch.cuda.current_stream().synchronize()  # creates the CUDA context
+        torch.cuda.current_stream().synchronize()  # ensures that the CUDA context exists
         ranks = nccl.NcclRanks(_paced_library(str(options.node)), size, options.max_ctas, own=own)
         ranks.library.call("weft_paced_spread", ranks.communicator(own), options.stride)
     return Lane(ranks, [_stream(device, options)] * size, device, own)

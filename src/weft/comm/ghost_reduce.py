@@ -46,7 +46,8 @@ def reduction(opts: Any, dtype: Any) -> tuple[str, Any]:
 def reduce_ranks(lane: Lane, kind: str, send: Any, recv: Any, op: str, mirror: bool) -> None:
     """Issue an `all_reduce` or `reduce_scatter`.
 
-    All ranks have equal data, so AND and OR return that data, as `max` does; `complete_reduction` does XOR.
+    All ranks have equal data, so a bitwise reduction returns that data, as `max` does; an XOR over an even
+    number of ranks is zero instead, see `complete_reduction`.
     """
     bitwise = op in ("band", "bor", "bxor")
     if bitwise and lane.streams:

@@ -134,8 +134,8 @@ def _barrier(real: Callable[..., Any]) -> Callable[..., Any]:
 def _accept_partial_checkpoints() -> None:
     """Make DCP save a checkpoint of rank 0's shards only.
 
-    DCP gathers the plans of all ranks, divides parts that several ranks have among them, and checks that the
-    plans cover every tensor.
+    DCP gathers the plans of all ranks, assigns a part that several ranks have to one of them, and checks that
+    the plans cover every tensor.
     """
     planner = sys.modules.get(_PLANNER)
     real_check, kind = getattr(planner, _CHECK, None), getattr(planner, "DefaultSavePlanner", None)

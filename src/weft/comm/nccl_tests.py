@@ -183,7 +183,7 @@ def _tables(lines: Iterable[str]) -> Iterator[TestedCollective]:
             kept = replace(table, rows=[], unread=[], out_of_bounds=0, failure="", ended=False)
             table = kept if same else TestedCollective()
             listed = listed if same else _Listed()
-        if failure:  # the message may interrupt a row, which is then incomplete
+        if failure:  # a row that the message interrupts is incomplete
             table.failure = table.failure or " ".join(failure[0].split())
         elif program:
             table.program, table.collective = program[1], PROGRAMS.get(program[1], "")

@@ -55,7 +55,7 @@ def find_node(name_or_path: str) -> Node:
 def read_node(path: Path) -> Node:
     """The profile in a file. Raises InputError with a one-line message."""
     try:
-        with path.open("rb") as file:  # other than a regular file, it may never end
+        with path.open("rb") as file:  # it may never end if it is not a regular file
             content = file.read(_MAX_FILE_BYTES + 1)
         if len(content) > _MAX_FILE_BYTES:
             raise InputError(

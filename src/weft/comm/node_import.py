@@ -135,7 +135,7 @@ def _sizes(sizes: Sequence[int]) -> str:
 
 def _read(path: Path) -> list[TestedCollective]:
     try:
-        with path.open("rb") as file:  # other than a regular file, it may never end
+        with path.open("rb") as file:  # it may never end if it is not a regular file
             content = file.read(MAX_LOG_BYTES + 1)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None

@@ -75,7 +75,7 @@ class StreamDelays:
         return bool(status.value)
 
     def counts(self) -> tuple[int, float]:
-        """Number of delays so far, and by how many microseconds the host ended one too late at most."""
+        """Number of delays so far, and the most microseconds by which the host ended one too late."""
         count, late_ns = c_uint64(), c_uint64()
         self._library.weft_delay_counts(ctypes.byref(count), ctypes.byref(late_ns))
         return count.value, late_ns.value / 1e3

@@ -80,7 +80,7 @@ ELEMENT_BYTES |= {"sum_f32": 4, "sum_f16": 2, "sum_bf16": 2, "sum_f64": 8, "sum_
 _SCALE_WORD = {
     "sum_f32": "mul.rn.f32 {d}, {d}, %factor;",
     "sum_f16": "mul.rn.f16x2 {d}, {d}, %factor;",
-    # sm_80 cannot multiply bf16; an fma that adds -0 does.
+    # sm_80 has no bf16 multiplication; an fma that adds -0 replaces it.
     "sum_bf16": "fma.rn.bf16x2 {d}, {d}, %factor, %minus_zero;",
     "sum_i32": "mul.lo.s32 {d}, {d}, %factor;",
 }

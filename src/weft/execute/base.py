@@ -17,7 +17,7 @@ class HungError(WeftError):
 
 
 class WorkerDiedError(WeftError):
-    """The worker process exited while it ran a workload."""
+    """The worker process exited, or raised an unexpected error."""
 
 
 class WrongResultError(WeftError):

@@ -128,7 +128,7 @@ def concurrent_rows(progress: OnProgress) -> list[Reproduced]:
 
 
 def concurrent_findings(rows: Sequence[Reproduced]) -> list[str]:
-    """What holds of ConCCL's figures: one sentence each."""
+    """Sentences on which of ConCCL's figures hold; empty if `rows` has none of them."""
     shares = {one.cell: one.ours or 0.0 for one in rows if one.id == "conccl/fraction-of-ideal"}
     if not shares:
         return []

@@ -140,7 +140,7 @@ class Reproduction:
 
 
 def same_sign(ours: float, published: float, neutral: float = 0.0, within: float = 0.02) -> bool | None:
-    """Whether two effects are on the same side of `neutral`; None if the published one is `within` of it."""
+    """Whether two effects are on the same side of `neutral`; None if the published one is too close to it."""
     if abs(published - neutral) <= within:
         return None
     return (ours - neutral) * (published - neutral) > 0

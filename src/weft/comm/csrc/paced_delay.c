@@ -95,7 +95,7 @@ static void *run(void *unused) {
                 ;
         else
             while (!sem_trywait(&work))
-                ; /* its delay is taken below with all others */
+                ; /* the delays are all taken below */
         count += take(held + count, all.count - count);
         for (unsigned i = count; i-- > 0;)
             if (over(&held[i]))
@@ -182,7 +182,7 @@ EXPORT int weft_delay(void *stream, uint64_t ns) {
     return result ? result : weft_delay_end(stream, ticket);
 }
 
-/* Number of delays so far, and by how much at most the host ended one too late. */
+/* Number of delays so far, and the most nanoseconds by which the host ended one too late. */
 EXPORT void weft_delay_counts(uint64_t *count, uint64_t *late_ns) {
     *count = atomic_load(&delays);
     *late_ns = atomic_load(&latest_by_ns);
