@@ -32,7 +32,7 @@ def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def load_results(path: Path) -> tuple[list[Row], list[Row]]:
-    """Headers and rows of a result file; both empty if there is no file. Broken lines are skipped."""
+    """Headers and rows of a result file; both are empty if the file does not exist. Skips broken lines."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -52,7 +52,7 @@ def load_results(path: Path) -> tuple[list[Row], list[Row]]:
 
 
 def whole_cells(rows: Iterable[Row]) -> list[Row]:
-    """The rows of complete cells; the latest ones of a cell that was run again."""
+    """The rows of complete cells. If a cell was run more than once, its latest rows."""
     kept = [row for row in rows if {"cell", "candidate", "device", "of"} <= set(row)]
     latest = {(row["device"], row["cell"], row["candidate"]): row for row in kept}
     counts = Counter((device, cell) for device, cell, _ in latest)
@@ -60,5 +60,5 @@ def whole_cells(rows: Iterable[Row]) -> list[Row]:
 
 
 def done_cells(rows: Iterable[Row], device: str, candidate: str = "") -> set[str]:
-    """Names of the cells with results of this device, and of this candidate if one is named."""
+    """Names of the cells that have results for this device, and for this candidate if one is named."""
     return {row["cell"] for row in rows if row["device"] == device and candidate in ("", row["candidate"])}

@@ -224,7 +224,7 @@ class Runner:
     def _comm_ms(
         self, cell: SuiteCell, workload: Workload, ctas: int | None, references: References
     ) -> float | None:
-        """The time of the collectives alone with this number of CTAs; None if it cannot be measured."""
+        """The time in ms of the collectives alone with this number of CTAs; None if it cannot be measured."""
         if ctas is None or ctas == cell.ctas:
             return references.comm_ms
         try:
@@ -240,7 +240,7 @@ class Runner:
         references: References,
         comm_ms: float | None,
     ) -> dict[str, Any]:
-        """Figures for a collective with the policy's number of CTAs: own ideal, and the SMs' bound."""
+        """Own ideal and SM bound: `comm_ms` is the time of the policy's own collective."""
         if comm_ms is None:
             return {}
         own = References(references.compute_ms + comm_ms, references.compute_ms, comm_ms, workload.iterations)
@@ -255,13 +255,13 @@ class Runner:
         return found
 
     def _baseline_ctas(self, cell: SuiteCell, workload: Workload) -> int:
-        """CTAs of a collective where a policy has none."""
+        """CTAs of a collective if the policy sets no limit."""
         node = self.executor.info().get("node")
         return cell.ctas or (node_ctas(str(node), workload) if node else self.suite.baseline_ctas)
 
 
 def _summary(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Medians of the sensors; a boolean is true if it was true in every sample."""
+    """Medians of the sensor readings; a boolean fact is true if it was true in every sample."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(key for one in facts for key in one):
         values = [one[name] for one in facts if name in one]
@@ -284,6 +284,6 @@ def _status(entry: RaceEntry[Candidate]) -> str:
 
 
 def _raise_if_unavailable(errors: list[WeftError]) -> None:
-    """Raise if there is no GPU or NCCL: nothing else in the suite can run either."""
+    """Raise if the GPU or NCCL is missing, because no other cell can run either."""
     if errors and all(isinstance(e, UnavailableError) and not isinstance(e, MemoryFullError) for e in errors):
         raise errors[0]

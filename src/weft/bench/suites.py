@@ -14,32 +14,32 @@ from weft.tuning.candidates import CUBLAS, GEMM, PLAIN, SEQUENTIAL, Candidate
 from weft.workload import Compute, Workload, named, paper_reading
 
 PAPER_GRIDS = (8, 16, 32, 64, 128, 256, 512, 1024)
-_HOPPER_SMS = 132
-_TWO_PER_SM = 2 * _HOPPER_SMS  # blocks: with no more of them, residency has no effect
 """Blocks along each side of the grids in arXiv:2606.09200."""
+_HOPPER_SMS = 132
+_TWO_PER_SM = 2 * _HOPPER_SMS  # a grid of at most this many blocks is not affected by residency
 PLACED = Policy(head_start="placed")
 FIG2 = "fig2"
-"""The suite in the paper's own setting, which runs on the paper's nodes where they are simulated."""
+"""The suite in the paper's own setting. On a simulated GPU of the paper it runs on the paper's node."""
 PAPER_RESIDENCY = {"opt1": (5, 3), "opt2": (3, 2)}
 """Blocks per SM to try, below the natural residency of each tile (7 and 4 on Hopper)."""
 
 
 @dataclass(frozen=True)
 class SuiteCell:
-    """One workload and its candidates; the first two are sequential and plain overlap."""
+    """One workload and its candidates. The first two candidates are sequential and plain overlap."""
 
     name: str
     workload: Workload
     candidates: tuple[Candidate, ...]
     comm_share: float | None = None
-    """Size the collective so that, alone, it takes this fraction of the time of compute alone."""
+    """Size the collective so that, alone, it takes this fraction of the compute time. None: fixed size."""
     rounds: int = 7
     confirm: int = 4
     ctas: int | None = None
-    """CTAs per rank of the references; None for the suite's baseline."""
+    """CTAs per rank when the collective is measured alone; None: the suite's baseline."""
 
     def estimate_s(self, ctas: int) -> float:
-        """Approximate seconds on a Hopper GPU, for the plan."""
+        """Approximate duration of the cell on a Hopper GPU, in seconds."""
         n = self.workload.iterations
         compute = n * compute_estimate_s(self.workload.compute)
         comm = compute * self.comm_share if self.comm_share else n * self.workload.wire_bytes / (ctas * 22e9)
@@ -51,13 +51,13 @@ class SuiteCell:
 
 @dataclass(frozen=True)
 class Suite:
-    """Cells in order: if time runs out, the last ones are missing."""
+    """Cells in the order in which they run. If the budget runs out, the last ones are missing."""
 
     name: str
     about: str
     cells: tuple[SuiteCell, ...]
     baseline_ctas: int
-    """CTAs per rank of `overlap` and `sequential` when ranks share one GPU."""
+    """CTAs per rank in `overlap` and `sequential` when the ranks share one GPU."""
     budget_s: float
 
     def with_ranks(self, ranks: int) -> Suite:
@@ -66,7 +66,7 @@ class Suite:
         return replace(self, cells=cells)
 
     def with_policy(self, policy: Policy) -> Suite:
-        """The suite with this policy as one more candidate of every cell that does not have it."""
+        """The suite with this policy added as a candidate to every cell that does not have it yet."""
         more = Candidate.of(policy)
         return replace(
             self,
@@ -92,7 +92,7 @@ class Suite:
 
 
 def compute_estimate_s(compute: Compute) -> float:
-    """Approximate seconds of one iteration on a Hopper GPU."""
+    """Approximate duration of one iteration on a Hopper GPU, in seconds."""
     rate = {"triton_gemm": 280e12, "triton_mlp": 400e12, "attention": 350e12, "conv": 400e12}.get(
         compute.kind, 700e12
     )
@@ -111,7 +111,7 @@ def high(**controls: object) -> Policy:
 
 
 def paper_candidates(option: str, blocks: int) -> tuple[Candidate, ...]:
-    """Sequential, overlap, priority, priority with residency, and each with a head start."""
+    """Sequential, overlap, and high priority: alone, with lower residencies, and with a head start."""
     found = [
         SEQUENTIAL,
         PLAIN,
@@ -131,7 +131,7 @@ def _paper_cells() -> Iterator[SuiteCell]:
     yield _headline(iterations=4, rounds=9)
     yield _balanced(_headline(iterations=4, rounds=9), 8)
     yield from _grid_cells(("cb-ar", "cb-a2a"))
-    # The other interpretation of Fig. 2: ratios under 0.5 need several concurrent GEMMs.
+    # The other interpretation of Fig. 2: time ratios under 0.5 require several concurrent GEMMs.
     for grid in ((n, n) for n in reversed(PAPER_GRIDS)):
         label = f"cb-ar-opt2-{grid[0]}-streams4"
         workload = named("cb-ar-opt2").but(name=label, ranks=2, iterations=8, compute_streams=4, grid=grid)
@@ -147,7 +147,7 @@ def _grid_cells(names: tuple[str, ...]) -> Iterator[SuiteCell]:
             for grid in (None, *((n, n) for n in reversed(PAPER_GRIDS))):
                 blocks = (grid or natural)[0] * (grid or natural)[1]
                 label = f"{name}-{option}-{'natural' if grid is None else grid[0]}"
-                # Small grids are slow: fewer repeats, so that they do not take most of the time.
+                # Small grids are slow; fewer rounds keep them from taking most of the time.
                 slow = blocks < 1024 and name.startswith("mb")
                 yield SuiteCell(
                     label,
@@ -187,7 +187,7 @@ def _headline(iterations: int, rounds: int) -> SuiteCell:
 
 
 def _balanced(cell: SuiteCell, ctas: int) -> SuiteCell:
-    """The same cell with fewer CTAs and a collective that, alone, takes as long as the GEMM."""
+    """The same cell with fewer CTAs and a collective that, alone, takes about as long as the GEMM."""
     name = f"{cell.name}-ctas{ctas}"
     tries = tuple(
         replace(c, policy=replace(c.policy, max_ctas=ctas))
@@ -200,7 +200,7 @@ def _balanced(cell: SuiteCell, ctas: int) -> SuiteCell:
 
 
 def modern_candidates(compute: Compute) -> tuple[Candidate, ...]:
-    """CTAs first, then head start and priority; residency for Triton kernels, SMs kept free for cuBLAS."""
+    """CTA limits and head starts, then priority; residency for Triton kernels, reserved SMs for cuBLAS."""
     found = [SEQUENTIAL, PLAIN, Candidate.of(Policy(head_start_us=5)), Candidate.of(PLACED)]
     for ctas in (4, 6, 12, 16):
         found.append(Candidate.of(Policy(max_ctas=ctas)))
@@ -241,7 +241,8 @@ MODERN_COMPUTE: dict[str, Compute] = {
     "conv-3x3": Compute(kind="conv", shape=(128, 256, 56, 56, 256, 3), repeat=3),
 }
 
-# Every operation with the collective that overlaps it in training; the most common ones several times.
+# Each compute operation with collectives that overlap with it in training, and the collective's share of
+# the compute time. The most common operations appear several times.
 _MODERN: tuple[tuple[str, str, float], ...] = (
     ("cublas-8192", "all_reduce", 1.0),
     ("cublas-8192", "all_reduce", 0.5),
@@ -278,7 +279,8 @@ def _modern_cell(compute: str, collective: str, share: float, iterations: int = 
 def _quick_cells() -> Iterator[SuiteCell]:
     yield _headline(iterations=4, rounds=5)
     few = (SEQUENTIAL, PLAIN, Candidate.of(Policy(head_start_us=5)), Candidate.of(high()))
-    # Fixed sizes, close to the fraction in the name on an H200, so that two runs measure the same workload.
+    # The sizes are fixed so that two runs measure the same workload; on an H200 they come close to the
+    # fraction in the name.
     for compute, collective, share, size in (
         ("cublas-8192", "all_reduce", 1.0, 304 << 20),
         ("attention-8b", "reduce_scatter", 0.5, 180 << 20),
@@ -290,7 +292,7 @@ def _quick_cells() -> Iterator[SuiteCell]:
 
 
 def _check_cells() -> Iterator[SuiteCell]:
-    """Small workloads of odd sizes, to verify the results of collectives. Also run on a CPU."""
+    """Small workloads of odd sizes that verify the results of collectives; they also run on a CPU."""
     for collective, short in _SHORT.items():
         for dtype in ("fp32", "fp64"):
             name = f"{short}-{dtype}"

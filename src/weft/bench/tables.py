@@ -1,4 +1,4 @@
-"""Rows of a suite as a table: sequential, plain overlap and the chosen policy of each workload."""
+"""The rows of a suite as a table: sequential, plain overlap and the chosen policy for each workload."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def chosen(cell: dict[str, Row]) -> Row | None:
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
-    """Geometric mean of the known values; None if there are none or one is not positive."""
+    """Geometric mean of the values that are not None; None if there are none or one is not positive."""
     known = [value for value in values if value is not None]
     if not known or min(known) <= 0:
         return None
@@ -34,7 +34,10 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
 
 
 def regret(cell: dict[str, Row]) -> float | None:
-    """Ratio of the chosen candidate to the better of sequential and overlap, from the second measurement."""
+    """Time of the chosen candidate over the better of sequential and overlap, from the confirmation runs.
+
+    None if a time is missing.
+    """
     best = chosen(cell)
     others = [cell[name].get("again_ms") for name in ("sequential", "overlap") if name in cell]
     known = [value for value in others if value is not None]

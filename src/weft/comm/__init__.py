@@ -1,1 +1,1 @@
-"""Collectives where the lab needs them: several ranks on one GPU, torch.distributed, ghost ranks."""
+"""The collectives of the lab: several NCCL ranks on one GPU, torch.distributed, ghost ranks."""

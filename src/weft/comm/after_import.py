@@ -1,4 +1,4 @@
-"""Change a module when the program imports it: it may never, and importing it early would be slow."""
+"""Patch a module when the program imports it, which it may never do; an early import would be slow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
         self._actions = actions
 
     def install(self) -> None:
-        """Act on the modules that are loaded now, and on the others later."""
+        """Act on modules that are already loaded, and on each other one when it is imported."""
         for name in [name for name in self._actions if name in sys.modules]:
             self._act(name, sys.modules[name])
         sys.meta_path.insert(0, self)
@@ -42,7 +42,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
     def _act(self, name: str, module: ModuleType) -> None:
-        """An error in here leaves the program unchanged."""
+        """Run the module's action once. An error is reported and does not reach the program."""
         action = self._actions.pop(name, None)
         try:
             if action is not None:

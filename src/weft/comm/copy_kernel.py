@@ -1,4 +1,4 @@
-"""A copy by SMs, in Triton, from memory that a copy engine could also read. Needs Triton."""
+"""A copy kernel in Triton: the counterpart on SMs of a copy by a copy engine. Needs Triton."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-CTAS = 16  # about as many as NCCL's channels use on a Hopper node
+CTAS = 16  # about as many as NCCL uses on a Hopper node
 MOST_COLUMNS = 8192
 WARPS = 16
 
@@ -34,7 +34,7 @@ def weft_copy(
 
 
 def launch_copy(source: Any, target: Any, stream: Any) -> None:
-    """Copy a matrix on a stream; both sides need contiguous rows."""
+    """Copy a matrix on a stream. The rows of both matrices must be contiguous."""
     rows, cols = target.shape
     with torch.cuda.stream(stream):
         weft_copy[(CTAS,)](

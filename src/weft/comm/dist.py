@@ -34,7 +34,7 @@ def start_group(device: str) -> tuple[int, int]:
 
 
 class Groups:
-    """Process groups by the policy's options, created on first use, on all ranks in the same order."""
+    """Process groups by CTA limit and priority, created on first use; in the same order on all ranks."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -58,8 +58,8 @@ class Groups:
 def issue(collective: str, send: Any, recv: Any, group: Any) -> Any:
     """Start a collective; returns the work to wait for.
 
-    torch reduces in place, so all-reduce takes the maximum of what `recv` holds: repeated on the same buffer,
-    the result stays the same. The caller fills `recv` first.
+    torch reduces in place, so an all-reduce takes the maximum over the ranks' `recv`, which the caller fills.
+    With the maximum, repeating the call on the same buffer does not change the result.
     """
     import torch.distributed as dist
 

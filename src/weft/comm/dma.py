@@ -1,7 +1,7 @@
-"""Copies by the GPU's copy engines, issued through the CUDA driver: no kernel, about 1 µs to issue.
+"""Copies by the GPU's copy engines, issued through the CUDA driver: no kernel, about 1 µs per call.
 
-`HostPeers` lets one GPU act as one rank of many: the peers' data is in pinned host memory, so that reading it
-is a real transfer by a copy engine.
+`HostPeers` lets one GPU act as one rank of many: the peers' data is in pinned host memory, so reading it is a
+real transfer by a copy engine.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Copy2D(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of equal length somewhere in memory, in bytes."""
+    """Rows of equal length in memory; `width` and `pitch` are in bytes."""
 
     address: int
     rows: int
@@ -60,7 +60,7 @@ class Block:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Block:
-        """The block of a matrix whose rows are contiguous."""
+        """The block of a matrix. Raises UsageError unless its rows are contiguous."""
         if tensor.dim() != 2 or (tensor.stride(1) != 1 and tensor.shape[1] > 1):
             raise UsageError("a copy by the copy engine needs a matrix with contiguous rows")
         item = tensor.element_size()
@@ -68,7 +68,7 @@ class Block:
 
 
 class Copies:
-    """The driver's copies and events."""
+    """The driver's functions for copies and events."""
 
     def __init__(self, library: Any) -> None:
         handle, address, size = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t
@@ -86,7 +86,7 @@ class Copies:
         return function
 
     def event(self) -> int:
-        """An event to use until it is returned to the pool."""
+        """Take an event from the pool, or create one; return it with `give_back`."""
         if self._free:
             return self._free.pop()
         made = ctypes.c_void_p()
@@ -94,11 +94,11 @@ class Copies:
         return made.value or 0
 
     def give_back(self, events: Sequence[int]) -> None:
-        """Return these events to the pool. Work that waits for an earlier use of one still waits for it."""
+        """Return events to the pool. Work that already waits for one of them is not affected by its reuse."""
         self._free += events
 
     def entry(self, target: Block, source: Block, stream: int) -> CopyEntry:
-        """The call that copies a block on a stream."""
+        """The prepared call that copies a block on a stream."""
         if (target.rows, target.width) != (source.rows, source.width):
             raise UsageError(f"cannot copy {source} to {target}: they differ in size")
         tight = target.pitch == target.width == source.pitch or target.rows == 1
@@ -118,7 +118,7 @@ class Copies:
 
 
 class _Kept:
-    """A structure passed by address, kept alive with the call."""
+    """Keeps a structure alive as long as the prepared call that passes its address."""
 
     def __init__(self, structure: ctypes.Structure) -> None:
         self._structure = structure
@@ -132,7 +132,7 @@ def check_result(code: int, what: str) -> None:
 
 @cache
 def copies() -> Copies:
-    """The driver of this process."""
+    """The copy functions of this process's driver. Raises UnavailableError without a driver."""
     try:
         return Copies(ctypes.CDLL(_LIBRARY))
     except (OSError, AttributeError) as error:
@@ -144,16 +144,16 @@ _NAMED: WeakValueDictionary[str, HostPeers] = WeakValueDictionary()
 
 
 def host_peers(name: str) -> HostPeers | None:
-    """The group of this name, while it is in use."""
+    """The group with this name; None if it no longer exists."""
     return _NAMED.get(name)
 
 
 class HostPeers:
-    """A group of which this process is one rank and the other ranks are data in pinned host memory.
+    """A group in which this process is one rank, and each other rank is only data in pinned host memory.
 
-    `held` has the matrix that each rank would send from: its x, or for a reduce-scatter its partial results
-    for this rank's rows. This rank's own entry is not used. What this rank sends is also written to pinned
-    memory. One GPU then acts as one rank of many, with transfers over its bus; the peers compute nothing.
+    `held` contains the matrix that each rank would send from: its x, or for a reduce-scatter its partial
+    results for this rank's rows. The entry of this rank is not used. Data that this rank sends is also
+    written to pinned memory. Transfers therefore cross the GPU's bus; the peers compute nothing.
     """
 
     silent = True  # there are no other processes to agree with
@@ -181,7 +181,7 @@ class HostPeers:
         return self._size
 
     def outbox(self, key: Any, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
-        """Pinned memory that receives what is sent to a peer."""
+        """Pinned memory that receives the data for a peer; allocated once per `key`."""
         if key not in self.sent:
             self.sent[key] = torch.empty(rows, cols, dtype=dtype, pin_memory=True)
         return self.sent[key]

@@ -4,16 +4,16 @@
     python -m weft.comm.ghost --node dgx-h100 train.py …      # the same as rank 0 of a DGX H100
 
 The other R-1 ranks exist only as NCCL ranks on the same GPU. They join every collective with their own
-buffers and, by default, with the data of rank 0, as if every rank had the same batch: an averaged gradient
-then equals rank 0's, and training proceeds as on one GPU, with the communication of R ranks. FSDP2 gathers
-R copies of rank 0's shard: the model differs, but has the right shape and cost.
+buffers. By default these contain rank 0's data, as if every rank had the same batch: an averaged gradient
+then equals rank 0's, and training proceeds as on one GPU, but with the communication of R ranks. FSDP2
+gathers R copies of rank 0's shard: the model differs, but has the right shape and cost.
 
-With a node profile there is no NCCL and no second rank: a collective is one kernel with the CTAs and the
-memory traffic of one rank, and ends when it would on that node (weft.comm.paced). The results are the same.
-`--late US[,SIGMA]` adds a straggler: the last rank arrives at each collective that much later than rank 0
-(normally distributed), and the collective holds its CTAs until then. `--stage US` is for pipelines: each
-stage behind rank 0 takes this long for a microbatch, forward and backward, and its gradients come back after
-that time; without `--stage` they come back immediately.
+With a node profile there is neither NCCL nor a second rank: a collective is one kernel that has the CTAs and
+the memory traffic of one rank and takes as long as on that node (weft.comm.paced). The results are the same.
+`--late US[,SIGMA]` adds a straggler: the last rank arrives at each collective US microseconds later than
+rank 0 (normally distributed with SIGMA), and the collective holds its CTAs until then. `--stage US` is for
+pipeline parallelism: each stage after rank 0 takes US microseconds per microbatch, forward and backward
+together, and the gradients come back after that time. Without `--stage` they come back immediately.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def register(options: GhostOptions | None = None) -> None:
 
     def create(common: Any, given: Any) -> GhostGroup:
         chosen = given if isinstance(given, GhostOptions) else options or GhostOptions.from_environment()
-        members = common.global_ranks_in_group or range(common.group_size)  # none: all ranks
+        members = common.global_ranks_in_group or range(common.group_size)  # empty for the world group
         if chosen.node is not None:
             chosen = replace(chosen, stride=load_node(chosen.node).stride(members))
         return GhostGroup(common.group_rank, common.group_size, chosen)
@@ -66,7 +66,7 @@ def register(options: GhostOptions | None = None) -> None:
 
 
 def init(ranks: int, options: GhostOptions | None = None) -> None:
-    """Make this process rank 0 of `ranks`; the other ranks are ghosts."""
+    """Make this process rank 0 of `ranks` ranks; the others are ghosts."""
     if ranks < 2:
         raise UsageError(f"ranks {ranks} is not valid; use 2 or more")
     register(options)
@@ -74,7 +74,7 @@ def init(ranks: int, options: GhostOptions | None = None) -> None:
 
 
 def impersonate(ranks: int, local_ranks: int | None = None) -> None:
-    """Make an unmodified script rank 0 of `ranks`, whatever backend it requests."""
+    """Make an unmodified script in this process rank 0 of `ranks`, whatever backend it requests."""
     local = str(local_ranks or ranks)
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": local}
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -90,7 +90,7 @@ USAGE = (
 
 
 def run_script(arguments: Sequence[str]) -> None:
-    """Run a script as rank 0; `arguments`: the options of USAGE, the script and its own arguments."""
+    """Run a script as rank 0. `arguments`: the options in USAGE, then the script and its own arguments."""
     import runpy
 
     if list(arguments[:1]) in (["-h"], ["--help"]):
@@ -155,7 +155,7 @@ def _has_module(name: str) -> bool:
 
 
 def _options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The options before the script, as `--ranks 8` or `--ranks=8`, and the script with its arguments."""
+    """The options before the script (`--ranks 8` or `--ranks=8`), and the script with its arguments."""
     found, rest = dict[str, str](), list(arguments)
     while rest and (word := rest[0].partition("="))[0] in ("--ranks", "--node", "--late", "--stage"):
         if not word[1] and len(rest) < 2:
@@ -167,7 +167,7 @@ def _options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 if __name__ == "__main__":
-    # Run as a script, this module is __main__; the backend must be registered by the importable module.
+    # This copy of the module is __main__; the importable module must register the backend.
     from weft.comm import ghost
 
     try:

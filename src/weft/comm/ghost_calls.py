@@ -1,7 +1,7 @@
-"""Functions of torch.distributed that a ghost group cannot serve by its own methods.
+"""Replacements for functions of torch.distributed that the methods of a ghost group cannot serve.
 
-torch tells only its own groups which sends and receives form one batch. And objects are received in buffers
-whose size another process sends, which a ghost rank cannot: it has no objects of its own.
+torch reports only to its own groups which sends and receives form one batch. And the receiver of an object
+first gets its size from the sender; a ghost rank has no objects and cannot send one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weft.errors import UsageError
 
 
 def adapt() -> None:
-    """Replace these functions by ones that know ghost groups; other groups are served as before."""
+    """Replace these functions by versions that handle ghost groups; other groups still get torch's own."""
     _replace("batch_isend_irecv", _batch)
     _replace("broadcast_object_list", _broadcast_objects)
     _replace("scatter_object_list", _scatter_objects)
@@ -28,7 +28,7 @@ def adapt() -> None:
 
 
 def _accept_timeouts() -> None:
-    """A ghost collective's work waits without a limit only: it always ends."""
+    """Ignore timeouts on the work of a ghost group: it supports none, and always completes."""
     real = dist.Work.wait
 
     @wraps(real)
@@ -44,7 +44,7 @@ def _accept_timeouts() -> None:
 
 
 def _replace(name: str, own: Callable[[Callable[..., Any], GhostGroup, dict[str, Any]], Any]) -> None:
-    """`own` gets torch's function, the group and the arguments by name."""
+    """Call `own` for ghost groups, with torch's function, the group and the arguments by name."""
     real = getattr(dist, name)
     signature = inspect.signature(real)
 
@@ -58,7 +58,7 @@ def _replace(name: str, own: Callable[[Callable[..., Any], GhostGroup, dict[str,
 
 
 def replace_function(name: str, own: Callable[..., Any]) -> None:
-    """Replace a function of torch.distributed, also in modules of torch that have imported it by name."""
+    """Replace a function of torch.distributed, also in torch's own modules that imported it by name."""
     real = getattr(dist, name)
     for place, module in list(sys.modules.items()):
         if place.startswith("torch.distributed") and getattr(module, "__dict__", {}).get(name) is real:
@@ -75,7 +75,7 @@ def _batch(real: Callable[..., Any], group: GhostGroup, given: dict[str, Any]) -
 
 
 def _broadcast_objects(real: Callable[..., Any], group: GhostGroup, given: dict[str, Any]) -> None:
-    """Whatever the source, it has the objects of this rank: every rank has the same data."""
+    """Broadcast this rank's objects whatever the source, because every rank has the same data."""
     real(**_from_here(group, given))
 
 
@@ -90,6 +90,6 @@ def _receive_objects(real: Callable[..., Any], group: GhostGroup, given: dict[st
 
 
 def _from_here(group: GhostGroup, given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with this process as the source."""
+    """The call's arguments, with this process as the source."""
     rest = {name: value for name, value in given.items() if name != "group_src"}
     return {**rest, "src": dist.get_global_rank(group, group.rank())}

@@ -1,4 +1,4 @@
-"""Calls of a group with ghost ranks that move tensors between pairs of ranks."""
+"""Ghost-group calls that move tensors between pairs of ranks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ExchangingGroup(IssuingGroup):
         return self._run_pair(issue, tensors)
 
     def recv_anysource(self, tensors: Sequence[Any], tag: int = 0) -> Any:
-        """All ghosts are ready: the first one sends."""
+        """Receive from the first ghost, because all ghosts are always ready."""
         source = int(self._own == 0)
         return ReceivedFrom(self.recv(tensors, source, tag), source)
 
@@ -62,8 +62,9 @@ class ExchangingGroup(IssuingGroup):
             for ghost in (rank for rank in range(self._count) if rank != self._own):
                 give, take = flat_view(inputs[ghost]), flat_view(outputs[ghost])
                 moves.append((self._own, give, ghost, lane.scratch(ghost, give, give.numel())))
-                # A ghost sends rank 0 what rank 0 keeps for itself, if the sizes match; if it keeps nothing,
-                # what rank 0 sends to the ghost.
+                # A ghost sends rank 0 the part that rank 0 keeps for itself, or if that part is empty, the
+                # part that rank 0 sends to this ghost. If the sizes differ, and without mirroring, it sends
+                # scratch data.
                 own = flat_view(inputs[self._own])
                 own = own if own.numel() else give
                 fits = self._options.mirror and own.numel() == take.numel()
@@ -95,7 +96,7 @@ class ExchangingGroup(IssuingGroup):
         return self.alltoall(taken, sent, opts, keep=[output, given])
 
     def _exchange_equal(self, lane: Lane, output: Any, given: Any) -> None:
-        """An all-to-all of equal parts on one rank of a node."""
+        """Issue an all-to-all of equal parts for one rank of a node."""
         if given.numel() % self._count or given.numel() != output.numel():
             raise UsageError(
                 f"all-to-all of {given.numel()} elements cannot be split into {self._count} parts"

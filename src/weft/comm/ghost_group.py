@@ -99,7 +99,7 @@ class GhostGroup(ExchangingGroup):
         check_shares(output, given, self._count)
 
         def issue(lane: Lane) -> None:
-            # The input is not overwritten, even where it is part of the output.
+            # Ghosts can share the input: it is not overwritten, even if it is part of the output.
             flat, whole = flat_view(given), flat_view(output)
             send = self._mine(flat, lambda rank: self._ghost_view(lane, flat))
             recv = self._mine(whole, lambda rank: lane.scratch(rank, whole, whole.numel()))
@@ -130,7 +130,7 @@ class GhostGroup(ExchangingGroup):
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
     ) -> Any:
-        """`outputs`: for each rank, one tensor for each input."""
+        """`outputs` has one list per rank, with one tensor per input."""
         return self.allgather([list(parts) for parts in zip(*outputs, strict=True)], inputs, opts)
 
     def all_gather_single_coalesced(
@@ -141,7 +141,7 @@ class GhostGroup(ExchangingGroup):
     def barrier(self, opts: Any = None) -> Any:
         return finished([])  # ghost ranks are always ready
 
-    # Their names before torch 2.13.
+    # The names of these methods before torch 2.13.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced

@@ -1,4 +1,4 @@
-"""How a group with ghost ranks issues a call: streams and scratch memory, batches, and ghosts' tensors."""
+"""How a group with ghost ranks issues its calls: streams, batches, and the tensors of the ghosts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Group = TypeVar("_Group", bound=type)
 
 
 def outside_graphs(group: _Group) -> _Group:
-    """Keep torch.compile from tracing into methods that torch calls from C++, also in a compiled pass."""
+    """Keep torch.compile from tracing into methods that torch also calls from C++."""
     for name, method in list(vars(group).items()):
         public = not name.startswith("_") and name not in ("size", "rank", "getBackendName")
         if callable(method) and (public or name in _BY_TORCH):
@@ -31,7 +31,7 @@ def outside_graphs(group: _Group) -> _Group:
 
 @outside_graphs
 class IssuingGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
-    """What all calls of a group with ghost ranks share. Method names are torch's."""
+    """The base of a ghost group, which all its calls share. Method names are torch's."""
 
     silent = True  # there are no other processes to agree with (weft.ops)
 
@@ -67,7 +67,7 @@ class IssuingGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
     @property
     def why_no_copies(self) -> str:
-        """Why copy engines cannot serve collectives of this group; empty where they can."""
+        """Why copy engines cannot serve collectives of this group; empty if they can."""
         if self._options.node is None:
             return "ghost ranks share one GPU, within which copies run on SMs; use a node profile"
         node = load_node(self._options.node)
@@ -84,7 +84,7 @@ class IssuingGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return self.group_name
 
     def shutdown(self) -> None:
-        """torch removes the name next, and reads it once more after that."""
+        """Keep the name: torch removes it next, and reads it once more after that."""
         self._name = dist.distributed_c10d._world.pg_names.get(self)
 
     def _get_sequence_number_for_group(self) -> int:
@@ -97,9 +97,9 @@ class IssuingGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         inputs: Sequence[Any] = (),
         result: list[Any] | None = None,
     ) -> Any:
-        """Issue on the group's streams, after the work of the caller's stream; returns a torch Work.
+        """Issue a call on the group's streams, after the work on the caller's stream; returns a torch Work.
 
-        `result`: the value of its future, if that is not the outputs.
+        `result`: the value of the Work's future; None: the outputs.
         """
         self._issued += 1
         value = list(outputs) if result is None else result
@@ -126,7 +126,7 @@ class IssuingGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         self._pairs = []
 
     def _end_coalescing(self, device: Any = None) -> Any:
-        """Issue the sends and receives since `_start_coalescing`; a node's rank runs them as one kernel."""
+        """Issue the sends and receives since `_start_coalescing`; with a node profile as one kernel."""
         pairs, self._pairs = self._pairs, None
         if not pairs:
             return finished([])
@@ -139,7 +139,7 @@ class IssuingGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return self._run(issue, [tensor for _, tensors in pairs for tensor in tensors])
 
     def together(self, issue: Callable[[], object]) -> list[Any]:
-        """Issue the sends and receives that `issue` makes as one exchange."""
+        """Call `issue`, and issue the sends and receives that it requests as one exchange."""
         self._start_coalescing()
         try:
             issue()
@@ -149,27 +149,27 @@ class IssuingGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return [self._end_coalescing()]
 
     def _run_pair(self, issue: Callable[[Lane], None], tensors: Sequence[Any]) -> Any:
-        """Issue a send or a receive, now or when its batch is complete."""
+        """Issue a send or a receive now, or with its batch if one was started."""
         if self._pairs is None:
             return self._run(issue, tensors)
         self._pairs.append((issue, tensors))
         return finished(list(tensors))
 
     def _mine(self, own: Any, ghost: Callable[[int], Any]) -> list[Any]:
-        """One entry per rank: this process's, and the ghosts'."""
+        """One entry per rank: `own` for this process, `ghost(rank)` for each ghost."""
         return [own if rank == self._own else ghost(rank) for rank in range(self._count)]
 
     def _ghost_view(self, lane: Lane, flat: Any) -> Any:
-        """Ghost input where rank 0's input is not overwritten: the same tensor, or zeros."""
+        """Ghost input for an operation that does not overwrite rank 0's input: the same tensor, or zeros."""
         return flat if self._options.mirror else lane.scratch(self._own, flat, flat.numel(), "zeros")
 
     def _ghost_input(self, lane: Lane, flat: Any) -> Any:
-        """Ghost input where the operation overwrites rank 0's input: a copy of it, or zeros."""
+        """Ghost input for an operation that overwrites rank 0's input: a copy of it, or zeros."""
         return self._copy(lane, flat) if self._options.mirror else self._ghost_view(lane, flat)
 
     def _copy(self, lane: Lane, flat: Any) -> Any:
         if lane.own is not None:
-            return flat  # a paced collective has no other rank's input
+            return flat  # a paced collective does not read the input of other ranks
         into = lane.scratch(self._own, flat, flat.numel(), "mirror")
         with on_stream(lane.streams[self._own] if lane.streams else None):
             into.copy_(flat)

@@ -1,4 +1,4 @@
-"""Resources of a group's ghost ranks on one device: communicators, streams, scratch memory and options."""
+"""Lane: communicators, streams and scratch memory of a ghost group on one device; and its options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.comm.node import NODE_VARIABLE
 from weft.errors import UsageError
 
 DEFAULT_CTAS = 12
-"""CTAs of a collective per rank."""
+"""Default CTAs per rank of a collective."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,17 @@ class GhostOptions:
     """Options of the ghost ranks."""
 
     max_ctas: int | None = DEFAULT_CTAS
-    """CTAs of a collective per rank. All ranks share one GPU, so NCCL's default would be too many."""
+    """CTAs per rank of a collective; None: NCCL's default, which is too many when all ranks share a GPU."""
     high_priority: bool = False
     """Run collectives on high-priority streams."""
     mirror: bool = True
-    """Ghosts contribute rank 0's data. Without it they contribute zeros: an in-place all-reduce then needs no
-    copy of its input, and averages are divided by R."""
+    """Whether ghosts contribute rank 0's data. If not, they contribute zeros: an in-place all-reduce then
+    needs no copy of its input, and averages are 1/R of rank 0's values."""
     node: str | None = None
-    """A node profile: collectives use one rank's CTAs and take as long as on that node."""
+    """Node profile, by name or file: collectives use one rank's CTAs and take as long as on that node. None:
+    real NCCL ranks."""
     stride: int = 1
-    """GPUs of the node from one rank of the group to the next."""
+    """Distance in GPUs from one rank of the group to the next."""
 
     def __post_init__(self) -> None:
         if self.node and not self.mirror:
@@ -41,9 +42,9 @@ class GhostOptions:
 
     @classmethod
     def from_environment(cls) -> GhostOptions:
-        """Options from WEFT_NODE, WEFT_GHOST_CTAS, _PRIORITY (`high`), _MIRROR (`0`: off).
+        """Options from WEFT_NODE and WEFT_GHOST_CTAS, WEFT_GHOST_PRIORITY (`high`), WEFT_GHOST_MIRROR (`0`).
 
-        Each rank of a node has its own GPU, so without WEFT_GHOST_CTAS NCCL's own number of CTAs applies.
+        Each rank of a node has its own GPU, so with a node the default number of CTAs is NCCL's own.
         """
         env = os.environ
         node = env.get(NODE_VARIABLE) or None
@@ -61,7 +62,8 @@ class GhostOptions:
 class Lane:
     """The communicators, streams and scratch memory of one group on one device.
 
-    `own`: the only rank that exists here, where the ghosts are those of a node profile and have no buffers.
+    `own`: with a node profile, the only rank that exists here; the ghosts then have no buffers. None: all
+    ranks exist here.
     """
 
     def __init__(
@@ -72,7 +74,10 @@ class Lane:
         self._scratch: dict[tuple[int, str], Any] = {}
 
     def scratch(self, rank: int, like: Any, count: int, role: str = "recv") -> Any:
-        """A ghost rank's buffer of `count` elements; nothing depends on its contents."""
+        """A buffer of `count` elements for a rank; None for a rank that does not exist here.
+
+        It is zeroed when allocated and kept for later calls with the same `rank` and `role`.
+        """
         if self.own not in (None, rank):
             return None
         key, size = (rank, role), count * like.element_size()
@@ -80,19 +85,19 @@ class Lane:
         if held is None or held.numel() < size:
             with on_stream(self.streams[rank] if self.streams else None):
                 held = torch.zeros(max(size, 1024), dtype=torch.uint8, device=self.device)
-            if self.streams:  # other ranks' streams may read it, and growing is rare
+            if self.streams:  # other ranks' streams may read the buffer, and growing it is rare
                 self.streams[rank].synchronize()
             self._scratch[key] = held
         return held[:size].view(like.dtype)
 
 
 def on_stream(stream: Any) -> Any:
-    """Context in which launches go to a stream; None: no change."""
+    """Context in which launches go to `stream`; None leaves the current stream."""
     return torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext()
 
 
 def make_ghost_lane(device: Any, size: int, own: int, options: GhostOptions) -> Lane:
-    """The lane of a group of `size` ranks on a device, of which this process is rank `own`."""
+    """The lane on one device of a group of `size` ranks in which this process is rank `own`."""
     if device.type != "cuda":
         return Lane(LocalRanks(size), None, device)
     if options.node is not None:
@@ -109,11 +114,11 @@ def make_ghost_lane(device: Any, size: int, own: int, options: GhostOptions) -> 
 
 
 def _node_lane(device: Any, size: int, own: int, options: GhostOptions) -> Lane:
-    """One rank of a node on one stream: NCCL is not needed."""
+    """A lane with one rank of a node on one stream. It does not need NCCL."""
     from weft.comm import nccl
 
     with torch.cuda.device(device):
-        torch.cuda.current_stream().synchronize()  # the context exists
+        torch.cuda.current_stream().synchronize()  # ensures that the CUDA context exists
         ranks = nccl.NcclRanks(_paced_library(str(options.node)), size, options.max_ctas, own=own)
         ranks.library.call("weft_paced_spread", ranks.communicator(own), options.stride)
     return Lane(ranks, [_stream(device, options)] * size, device, own)

@@ -1,7 +1,7 @@
-"""Python objects that ghost ranks send to this one: a pipeline's description of its tensors.
+"""Python objects that ghost ranks send to this rank: pipeline stages describe their tensors to each other.
 
-A ghost stage has the shapes of this stage: it sends the objects that this rank sent last. Its gradients
-have the shapes of the outputs that they belong to.
+A ghost stage is assumed to have the shapes of this stage, so it sends the objects that this rank sent last.
+Gradients have the shapes of the outputs that they belong to.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _STAGE = "torch.distributed.pipelining.stage"
 
 
 class GhostObjects:
-    """The objects that this rank sent last, for those who receive some from a ghost."""
+    """Keeps the objects that this rank sent last, and returns them when this rank receives from a ghost."""
 
     def __init__(self) -> None:
         self._sent: list[Any] = []
 
     def sending(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """`send_object_list` that remembers what it sends."""
+        """A `send_object_list` that remembers the objects it sends."""
 
         @wraps(real)
         def send(object_list: list[Any], *args: Any, **options: Any) -> Any:
@@ -34,7 +34,7 @@ class GhostObjects:
         return send
 
     def receiving(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """`recv_object_list` that gets the objects sent last; torch's own before any were sent."""
+        """A `recv_object_list` that gives the objects sent last; torch's own if their number differs."""
 
         @wraps(real)
         def receive(object_list: list[Any], *args: Any, **options: Any) -> Any:
@@ -47,7 +47,7 @@ class GhostObjects:
 
 
 def _answer_pipelines() -> None:
-    """Since torch 2.13 a stage asks the next one for the shapes of its gradients."""
+    """Answer a stage that asks the next one for the shapes of its gradients (since torch 2.13)."""
     stage = sys.modules.get(_STAGE)
     kind, answer = getattr(stage, "PipelineStage", None), getattr(stage, "_StageBackwardMeta", None)
     real = getattr(kind, "_recv_meta", None)

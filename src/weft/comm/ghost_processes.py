@@ -1,7 +1,7 @@
-"""Other processes that a program starts or waits for: ghosts have none.
+"""Calls by which a program starts or waits for the processes of other ranks; ghosts have no processes.
 
-`torch.multiprocessing.spawn` with one process for each rank runs rank 0 in this process. RPC, which needs the
-other processes, is rejected; a store does not wait for them.
+`torch.multiprocessing.spawn` with one process per rank runs rank 0 in this process. RPC needs the other
+processes and is rejected. A store does not wait for them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from weft.errors import UsageError
 
 _log = logging.getLogger("weft.comm")
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "python", "python3")
-"""Programs that start others: the processes that they start are not ghosts."""
+"""Programs that start other processes, which would not be ghosts."""
 LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 
 
 def run_first_rank_here(counts: set[int]) -> None:
-    """`spawn` of this many processes runs the first of them here: it is rank 0."""
+    """Make `spawn` run only rank 0, in this process, if the number of processes is in `counts`."""
     real = torch.multiprocessing.spawn
 
     @wraps(real)
@@ -42,7 +42,7 @@ def run_first_rank_here(counts: set[int]) -> None:
 
 
 def reject_rpc(rpc: ModuleType) -> None:
-    """RPC waits for all ranks to connect, and the ghosts cannot."""
+    """Reject RPC: it waits for all ranks to connect, and ghosts cannot."""
 
     def init_rpc(name: str, *_: Any, **__: Any) -> None:
         raise UsageError(f"init_rpc({name!r}) needs the other ranks' processes, and ghost ranks have none")
@@ -51,7 +51,7 @@ def reject_rpc(rpc: ModuleType) -> None:
 
 
 def make_stores_wait_for_nobody() -> None:
-    """A TCPStore waits until all ranks have connected; this rank is the only one."""
+    """Create every TCPStore so that it does not wait for other ranks, since none will connect."""
     real = dist.TCPStore
 
     class GhostStore(real):  # type: ignore[misc,valid-type,unused-ignore]

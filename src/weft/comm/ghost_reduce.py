@@ -1,4 +1,4 @@
-"""Reductions of ghost ranks: torch's operations by weft's names, and what the collective leaves over."""
+"""Reductions of ghost ranks: weft's names for torch's operations, and the part the collective cannot do."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _NAMES = {
 
 
 _OF_BOOLS = {"sum": "max", "product": "min"}
-"""A sum of booleans is their OR, a product their AND, as in torch's NCCL groups."""
+"""Replacements for booleans: a sum is their OR, a product their AND, as in torch's NCCL groups."""
 
 
 def reduction(opts: Any, dtype: Any) -> tuple[str, Any]:
-    """weft's name of a torch ReduceOp or of the one in a call's options, and the factor of a PREMUL_SUM.
+    """weft's name of a reduction, and the factor of a PREMUL_SUM (None for other reductions).
 
-    `dtype`: that of the tensors. With PREMUL_SUM each rank multiplies its data by the factor. The mean, times
-    ranks and factor, is the same and cannot overflow; so its name is `avg`. For others the factor is None.
+    `opts`: a torch ReduceOp, or a call's options that contain one; None: SUM. `dtype`: of the tensors. In a
+    PREMUL_SUM each rank multiplies its data by the factor. The mean times ranks and factor gives the same
+    result and cannot overflow, so PREMUL_SUM is named `avg`.
     """
     op = getattr(opts, "reduceOp", dist.ReduceOp.SUM if opts is None else opts)
     for known, name in _NAMES.items():
@@ -45,7 +46,8 @@ def reduction(opts: Any, dtype: Any) -> tuple[str, Any]:
 def reduce_ranks(lane: Lane, kind: str, send: Any, recv: Any, op: str, mirror: bool) -> None:
     """Issue an `all_reduce` or `reduce_scatter`.
 
-    Bitwise reductions of equal data give that data, as `max` does; `complete_reduction` completes an XOR.
+    All ranks have equal data, so a bitwise reduction returns that data, as `max` does; an XOR over an even
+    number of ranks is zero instead, see `complete_reduction`.
     """
     bitwise = op in ("band", "bor", "bxor")
     if bitwise and lane.streams:
@@ -56,7 +58,7 @@ def reduce_ranks(lane: Lane, kind: str, send: Any, recv: Any, op: str, mirror: b
 
 
 def complete_reduction(lane: Lane, own: int, ranks: int, out: Any, op: str, factor: Any) -> None:
-    """Compute what the collective did not: factors, XOR, and what a paced kernel cannot reduce."""
+    """Apply what the collective did not: the factor, XOR, and sums or products a paced kernel lacks."""
     paced = lane.own is not None
     powers = paced and op == "product"
     sums = paced and op == "sum" and not sums_type(out.dtype)

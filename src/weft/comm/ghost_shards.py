@@ -1,7 +1,7 @@
-"""State that other ranks send when a program saves it: optimizer shards (ZeRO) and shard layouts (FSDP1).
+"""State that other ranks contribute to a checkpoint: optimizer shards (ZeRO) and shard layouts (FSDP1).
 
-A ghost has no state of its own. Its optimizer state has the shapes of its parameters and zeros as values, as
-at the start of training. Its shards of a tensor follow rank 0's, of the same number of rows.
+A ghost has no state of its own. Its optimizer state has the shapes of its parameters and is zero, as at the
+start of training. Its shards of a tensor come after rank 0's and have the same number of rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger("weft.comm")
 
 
 def consolidate_with_ghosts(zero: ModuleType) -> None:
-    """Let `ZeroRedundancyOptimizer.consolidate_state_dict` receive the state of ghosts."""
+    """Make `ZeroRedundancyOptimizer.consolidate_state_dict` use made-up state for ghosts."""
     kind = zero.ZeroRedundancyOptimizer
     real, broadcast = kind.consolidate_state_dict, zero._broadcast_object
 
@@ -46,7 +46,7 @@ def consolidate_with_ghosts(zero: ModuleType) -> None:
 
 
 def _ghost_optimizer_state(optimizer: Any, rank: int) -> dict[str, Any]:
-    """The state dict of a ghost's part of the parameters."""
+    """The optimizer state dict for a ghost's part of the parameters."""
     own = optimizer.optim.state_dict()
     parts = optimizer._partition_parameters()
     mine = [p for group in parts[optimizer.rank] for p in group["params"]]
@@ -62,7 +62,7 @@ def _ghost_optimizer_state(optimizer: Any, rank: int) -> dict[str, Any]:
 
 
 def _state_like(known: Any, values: dict[str, Any], parameter: Any) -> dict[str, Any]:
-    """The state of one parameter at the start of training, from that of another after some steps."""
+    """The initial state of `parameter`, modelled on the state `values` of another parameter, `known`."""
 
     def one(value: Any) -> Any:
         if torch.is_tensor(value) and value.shape == known.shape and value.dim() > 0:
@@ -73,7 +73,7 @@ def _state_like(known: Any, values: dict[str, Any], parameter: Any) -> dict[str,
 
 
 def explain_missing_state(utils: ModuleType) -> None:
-    """FSDP1 with `use_orig_params` asks every rank for the state of its parameters; ghosts have none."""
+    """Raise a UsageError where FSDP1 with `use_orig_params` needs optimizer state of ghosts."""
     real = utils._optim_state_dict
 
     @wraps(real)
@@ -92,14 +92,14 @@ def explain_missing_state(utils: ModuleType) -> None:
 
 
 def save_in_a_thread(saver: ModuleType) -> None:
-    """Asynchronous checkpoints by another process: it would wait for the other ranks' processes."""
+    """Save asynchronous checkpoints in a thread: a separate process would wait for other ranks' processes."""
     saver._ProcessBasedAsyncCheckpointExecutor = (  # type: ignore[attr-defined]
         saver._ThreadBasedAsyncCheckpointExecutor
     )
 
 
 def lay_out_ghost_shards(api: ModuleType) -> None:
-    """Let a ShardedTensor of rank 0's shard describe the shards of ghosts, which report rank 0's."""
+    """Make a ShardedTensor describe distinct shards for the ghosts, which all report rank 0's shard."""
     real = api.build_global_metadata
 
     @wraps(real)
@@ -113,7 +113,7 @@ def lay_out_ghost_shards(api: ModuleType) -> None:
 
 
 def _shards_of(first: Any, rank: int) -> Any:
-    """The description of a rank's rows of a tensor, after those of the ranks before; None: it has none."""
+    """The metadata of a rank's shards, derived from rank 0's; None if no rows are left for this rank."""
     found = deepcopy(first)
     kept = []
     for shard in found.shards_metadata:

@@ -1,4 +1,4 @@
-"""Tensors, reductions and results as torch.distributed passes them, for the ghost group's methods."""
+"""Checks and conversions of the arguments and results that torch.distributed exchanges with a ghost group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.errors import UsageError
 
 
 class ReceivedFrom(dist.Work):  # type: ignore[misc,unused-ignore]
-    """A receive from any rank, and which rank it was. Method names are torch's."""
+    """The work of a receive from any rank, which reports the source. Method names are torch's."""
 
     def __init__(self, work: Any, source: int) -> None:
         super().__init__()
@@ -40,22 +40,22 @@ def finished(result: list[Any], device: Any = None) -> Any:
 
 
 def root_rank(opts: Any) -> int:
-    """The root in the options of a call, or given as a number."""
+    """The root rank from a call's options, or from a plain number; None: 0."""
     return int(getattr(opts, "rootRank", opts or 0))
 
 
 def in_list(tensors: Any) -> Sequence[Any]:
-    """A process group's methods take lists, or one tensor."""
+    """The tensors as a list: a process group's methods accept a list or one tensor."""
     return [tensors] if torch.is_tensor(tensors) else tensors
 
 
 def in_lists(tensors: Any) -> Sequence[Sequence[Any]]:
-    """They take a list of lists, or one list."""
+    """The tensors as a list of lists: methods accept a list of lists or one list."""
     return [tensors] if tensors and torch.is_tensor(tensors[0]) else tensors
 
 
 def flat_view(tensor: Any) -> Any:
-    """The elements in the order of memory; as in NCCL, a tensor without gaps need not be contiguous."""
+    """A flat view in memory order. As in NCCL, a tensor without gaps need not be contiguous."""
     if tensor.layout != torch.strided:
         raise UsageError("the ghost backend takes dense tensors; call .to_dense() first")
     if not tensor.is_contiguous():
@@ -67,21 +67,21 @@ def flat_view(tensor: Any) -> Any:
 
 
 def checked_rank(rank: int, size: int) -> int:
-    """A root or a peer, which must be a rank of the group."""
+    """The rank of a root or peer. Raises UsageError if it is not in the group."""
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} is not in this group; it has ranks 0 to {size - 1}")
     return rank
 
 
 def checked_parts(parts: Sequence[Any], size: int) -> Sequence[Any]:
-    """The list of a gather, scatter or all-to-all: one tensor for each rank."""
+    """The tensor list of a gather, scatter or all-to-all. Raises UsageError unless it has one per rank."""
     if len(parts) != size:
         raise UsageError(f"a list of {len(parts)} tensors for {size} ranks; give one for each rank")
     return parts
 
 
 def check_shares(whole: Any, share: Any, count: int = 1) -> None:
-    """One tensor has the elements of `count` others; NCCL would read or write beyond its end."""
+    """Raise UsageError unless `whole` has the elements of `count` shares: NCCL would overrun a buffer."""
     if whole.numel() != count * share.numel() or whole.dtype != share.dtype:
         raise UsageError(
             f"{whole.numel()} elements of {whole.dtype} for {count} x {share.numel()} of {share.dtype}: "
@@ -90,7 +90,7 @@ def check_shares(whole: Any, share: Any, count: int = 1) -> None:
 
 
 def split_rows(tensor: Any, sizes: Sequence[int] | None, count: int) -> list[Any]:
-    """The parts of an all-to-all: of these numbers of rows, or `count` equal ones."""
+    """Split a tensor for an all-to-all into parts of `sizes` rows; None or empty: `count` equal parts."""
     rows = list(sizes) if sizes else [len(tensor) // count] * count
     if sum(rows) != len(tensor):
         raise UsageError(f"all-to-all of {len(tensor)} rows cannot be split as {rows}")

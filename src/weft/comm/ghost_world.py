@@ -1,7 +1,7 @@
 """A world of ghost ranks for unmodified programs: every group is a ghost group, whatever its backend.
 
-A group of another backend would wait for processes that do not exist. The same holds for `monitored_barrier`
-and stores, and a checkpoint (DCP) has rank 0's shards only, which torch would reject.
+A group of another backend, `monitored_barrier` and stores would wait for processes that do not exist. A
+checkpoint (DCP) contains only rank 0's shards, which torch would reject. All of them are patched.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _log = logging.getLogger("weft.comm")
 _PLANNER = "torch.distributed.checkpoint.default_planner"
 _CHECK = "_validate_global_plan"
 _STORE_WAIT = timedelta(seconds=30)
-"""How long a key is waited for: only another thread of this process can set it."""
+"""Timeout of the store: only another thread of this process can set a key that is waited for."""
 
 
 def make_world_of_ghosts(ranks: int, local_ranks: int | None = None) -> None:
-    """Make `init_process_group` and all that creates groups use ghost ranks; this process is rank 0."""
+    """Make `init_process_group` and all that creates groups use ghost ranks, with this process as rank 0."""
     c10d = dist.distributed_c10d
     real_init, real_group, real_gather = (
         dist.init_process_group,
@@ -73,7 +73,7 @@ def make_world_of_ghosts(ranks: int, local_ranks: int | None = None) -> None:
         return real_gather(*args, **options)
 
     c10d._new_process_group_helper = make_ghosts
-    if hasattr(c10d, "_maybe_attach_flight_recorder"):  # since torch 2.15; it needs a backend that is C++
+    if hasattr(c10d, "_maybe_attach_flight_recorder"):  # since torch 2.15; works only with C++ backends
         c10d._maybe_attach_flight_recorder = _unless_ghosts(c10d._maybe_attach_flight_recorder)
     replace_function("init_process_group", init_as_ghost)
     replace_function("gather_object", gather)
@@ -97,7 +97,7 @@ def make_world_of_ghosts(ranks: int, local_ranks: int | None = None) -> None:
 
 
 def _split(real: Callable[..., Any]) -> Callable[..., Any]:
-    """torch splits NCCL's communicators; ghosts have none, so that the part of this rank is a new group."""
+    """A `split_group` that makes a new group for this rank's part; torch would split NCCL communicators."""
     names = inspect.signature(real)
 
     @wraps(real)
@@ -132,7 +132,11 @@ def _barrier(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _accept_partial_checkpoints() -> None:
-    """DCP gathers the plans of all ranks, shares out equal parts, and checks that they cover every tensor."""
+    """Make DCP save a checkpoint of rank 0's shards only.
+
+    DCP gathers the plans of all ranks, assigns a part that several ranks have to one of them, and checks that
+    the plans cover every tensor.
+    """
     planner = sys.modules.get(_PLANNER)
     real_check, kind = getattr(planner, _CHECK, None), getattr(planner, "DefaultSavePlanner", None)
     if real_check is None or kind is None or getattr(real_check, "of_ghosts", False):
@@ -141,14 +145,14 @@ def _accept_partial_checkpoints() -> None:
 
     @wraps(real_check)
     def check(*args: Any) -> Any:
-        found = real_check(*args)  # a list of problems, or in older versions whether there are none
+        found = real_check(*args)  # a list of problems; in older versions, True if there are none
         if found not in ([], True):
             _log.warning("the checkpoint has rank 0's shards only: the other ranks are ghosts")
         return [] if isinstance(found, list) else True
 
     @wraps(real_plan)
     def plan(self: Any, all_plans: list[Any]) -> Any:
-        """Ghosts have rank 0's plan, and would be given parts of it to write."""
+        """Empty the plans of the ghosts: they equal rank 0's, so DCP would assign parts of it to ghosts."""
         return real_plan(self, [all_plans[0], *(replace(one, items=[]) for one in all_plans[1:])])
 
     check.of_ghosts = True  # type: ignore[attr-defined]

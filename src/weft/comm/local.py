@@ -1,4 +1,4 @@
-"""Collectives of R ranks in one process, computed by torch: the reference, and ghost ranks on a CPU."""
+"""Collectives of R ranks in one process, computed by torch: the test reference, and ghost ranks on a CPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LocalRanks:
             out.copy_(source)
 
     def all_to_all(self, send: Any, recv: Any, streams: Any = None) -> None:
-        """Equal parts: part j of rank i's `send` becomes part i of rank j's `recv`."""
+        """Exchange equal parts: part j of rank i's `send` becomes part i of rank j's `recv`."""
         part = send[0].numel() // self.size
         self.exchange(
             [

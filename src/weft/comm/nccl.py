@@ -1,7 +1,8 @@
 """NCCL through its C API: R ranks in one process on one GPU, one communicator and one stream each.
 
-NCCL 2.30 and newer allow it (NCCL_MULTI_RANK_GPU_ENABLE=1). Works on torch tensors without importing torch:
-only `data_ptr()`, `numel()` and `dtype` of a tensor and `cuda_stream` of a stream are used.
+Several ranks on one GPU need NCCL 2.30 or newer (NCCL_MULTI_RANK_GPU_ENABLE=1). This module works on torch
+tensors without importing torch: it uses only `data_ptr()`, `numel()` and `dtype` of a tensor and
+`cuda_stream` of a stream.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class UniqueId(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """ncclConfig_t as of 2.18. NCCL accepts older layouts by their size and version."""
+    """ncclConfig_t as of 2.18. NCCL recognizes older layouts by their size and version."""
 
     _fields_ = (
         ("size", c_size_t),
@@ -57,7 +58,7 @@ class Config(ctypes.Structure):
 
 
 def make_config(max_ctas: int | None) -> Config:
-    """A configuration that caps the CTAs of every collective; None: NCCL's choice."""
+    """A configuration that caps the CTAs of every collective; `max_ctas` None: NCCL's choice."""
     undefined = -(2**31)
     ctas = undefined if max_ctas is None else max_ctas
     return Config(ctypes.sizeof(Config), 0xCAFEBEEF, 21800, 1, undefined, undefined, ctas, None, undefined)
@@ -88,7 +89,7 @@ _SYMMETRIC_WINDOW = 1  # NCCL_WIN_COLL_SYMMETRIC
 
 
 class Library:
-    """A loaded NCCL. Every failed call raises WeftError with NCCL's error message."""
+    """A loaded NCCL library. Every failed call raises WeftError with NCCL's error message."""
 
     def __init__(self, handle: Any, path: str) -> None:
         self.path = path
@@ -170,7 +171,7 @@ def load_nccl(path: str | None = None) -> Library:
     os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     path = path or nccl_path()
     try:
-        # Not with RTLD_DEEPBIND: the shim must see the library's own dlsym calls.
+        # No RTLD_DEEPBIND: the shim must intercept the library's own dlsym calls.
         return Library(ctypes.CDLL(path), path)
     except OSError as error:
         raise UnavailableError(
@@ -181,8 +182,9 @@ def load_nccl(path: str | None = None) -> Library:
 class NcclRanks:
     """R communicators of one process on one GPU. Each method issues a collective for all ranks as one group.
 
-    `send`, `recv` and `streams` have one entry per rank. No method waits for the GPU. `own`: the only rank
-    that is here, where the library needs no others (`weft.comm.paced`); entries of other ranks are ignored.
+    `send`, `recv` and `streams` have one entry per rank. No method waits for the GPU. `own`: the only rank in
+    this process, for a library that needs no other ranks (`weft.comm.paced`); the entries of other ranks are
+    then ignored. None: all ranks are in this process.
     """
 
     def __init__(
@@ -200,7 +202,7 @@ class NcclRanks:
                 library.call("ncclCommInitRankConfig", byref(comm), size, unique, rank, byref(config))
 
     def communicator(self, rank: int) -> c_void_p:
-        """The communicator of a rank that is here."""
+        """The communicator of a rank in this process."""
         return self._comms[rank]
 
     def all_reduce(self, send: Any, recv: Any, streams: Any, op: str = "sum") -> None:
@@ -220,9 +222,9 @@ class NcclRanks:
         self._each("ncclBroadcast", send, recv, streams, recv, root)
 
     def all_to_all(self, send: Any, recv: Any, streams: Any) -> None:
-        """Equal parts: part j of rank i's `send` becomes part i of rank j's `recv`."""
+        """Exchange equal parts: part j of rank i's `send` becomes part i of rank j's `recv`."""
         part = next(send[rank] for rank in self._comms).numel() // self.size
-        if len(self._comms) == 1:  # one call instead of two for each rank
+        if len(self._comms) == 1:  # one call instead of two per peer
             ((rank, comm),) = self._comms.items()
             data = send[rank].data_ptr(), recv[rank].data_ptr(), part, _dtype(send[rank])
             self.library.call("ncclAlltoAll", *data, comm, streams[rank].cuda_stream)
@@ -242,7 +244,7 @@ class NcclRanks:
                 self._send_or_receive("ncclRecv", taken, target, source, streams)
 
     def register(self, tensors: Any) -> None:
-        """Make memory of each rank a symmetric window, which copy engines can serve; until `close`."""
+        """Register each rank's tensor as a symmetric window for copy engines; it lasts until `close`."""
         with self.library.group():
             for rank, comm in self._comms.items():
                 tensor, window = tensors[rank], c_void_p()
@@ -260,7 +262,7 @@ class NcclRanks:
 
     def _each(self, name: str, send: Any, recv: Any, streams: Any, counted: Any, *more: int) -> None:
         """One call per rank; the count is the number of elements of `counted`."""
-        alone = len(self._comms) == 1  # then the call is its own group
+        alone = len(self._comms) == 1  # a single call needs no group
         with contextlib.nullcontext() if alone else self.library.group():
             for rank in self._comms:
                 count, kind = counted[rank].numel(), _dtype(counted[rank])

@@ -1,6 +1,6 @@
-"""Read the output of nccl-tests and rccl-tests: one table for each collective that was run.
+"""Read the output of nccl-tests and rccl-tests: one table per collective that was run.
 
-Reads logs of all versions: with or without redop and root columns, launcher prefixes on every line, NCCL's
+Handles logs of all versions: with or without redop and root columns, launcher prefixes on every line, NCCL's
 debug lines between the rows, several runs in one file, a file that ends in the middle of a row.
 """
 
@@ -21,15 +21,15 @@ PROGRAMS = {
     "reduce": "reduce",
     "sendrecv": "send_recv",
 }
-"""Collective by the program that measures it, `all_reduce_perf` …"""
+"""Collectives by the program that measures them, without `_perf`: `all_reduce_perf` is `all_reduce`."""
 OTHER_PROGRAMS = ("alltoallv", "scatter", "gather", "hypercube")
 MAX_LOG_BYTES = 64 << 20
 _MAX_LINE = 1024
-"""Characters of a line that are parsed: rows are shorter, and patterns are slow on longer lines."""
+"""Characters of a line that are parsed. Rows are shorter, and the patterns are slow on longer lines."""
 
 _NAMES = "|".join(sorted((*PROGRAMS, *OTHER_PROGRAMS), key=len, reverse=True))
 _PROGRAM = re.compile(rf"(?<![a-z])({_NAMES})_perf")
-# Launchers mark lines, and pieces of lines: `[1,0]<stdout>:`, `[0]`, `12: `, `worker-0 | `.
+# Launchers prefix lines and parts of lines: `[1,0]<stdout>:`, `[0]`, `12: `, `worker-0 | `.
 _PREFIX = re.compile(r"\[\d+(?:,\d+)?\](?:<std(?:out|err)>:)?")
 _COLOR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _TYPES = "u?int(?:8|32|64)|char|half|float(?:16|32|64)?|bfloat16|double|f(?:p|loat)?8\\w*"
@@ -52,17 +52,17 @@ _SUMMARY = re.compile(r"\b(?:Out of bounds values\s*:|Avg bus bandwidth\s*:|Coll
 
 @dataclass(frozen=True)
 class TestedSize:
-    """One row of a table: out of place, or in place if out of place was not measured."""
+    """One row of a table: the out-of-place result, or the in-place result if that is the only one."""
 
     nbytes: int
     us: float
     bus_gb_s: float
     factor: float
-    """Bus bandwidth over algorithm bandwidth, which identifies the collective; 0: too small to tell."""
+    """Bus bandwidth over algorithm bandwidth, which identifies the collective; 0 if they are too small."""
     redop: str
     root: int | None
     in_place_us: float | None
-    """None: not measured, or the collective has no such form (its check says N/A)."""
+    """None if not measured, or if the collective has no in-place form (the check column says N/A)."""
     wrong: bool
 
 
@@ -71,32 +71,32 @@ class TestedCollective:
     """One run of one program."""
 
     collective: str = ""
-    """Empty: the log does not say; see `guess`."""
+    """Empty if the log does not name it; see `guess`."""
     program: str = ""
     ranks: int = 0
-    """0: the log does not list them."""
+    """0 if the log does not list them."""
     hosts: int = 0
     gpu: str = ""
-    """The vendor's spelling."""
+    """Name in the vendor's spelling."""
     channels: tuple[int, int, int] | None = None
-    """CTAs of rings and trees, of reductions by the switch and of point-to-point transfers."""
+    """CTAs of rings and trees, of reductions in the switch, of point-to-point transfers; None: not logged."""
     cpu_time: bool = False
-    """Whether its times are host times (`-C 1`), which do not measure the collective."""
+    """Whether the times are host times (`-C 1`), which do not measure the collective."""
     rows: list[TestedSize] = field(default_factory=list)
     wrong: tuple[int, ...] = ()
-    """Sizes whose rows were left out because their results were wrong."""
+    """Sizes whose rows were dropped because their results were wrong."""
     unread: list[int] = field(default_factory=list)
-    """Sizes whose rows have impossible numbers, or are cut off."""
+    """Sizes whose rows have impossible numbers or are truncated."""
     out_of_bounds: int = 0
-    """Wrong results that the summary counts."""
+    """Number of wrong results in the summary."""
     failure: str = ""
-    """The line in which the program says that it failed."""
+    """The program's failure message; empty if there is none."""
     ended: bool = False
-    """Whether the summary that ends a run is there."""
+    """Whether the log contains the summary at the end of the run."""
 
     @property
     def alone(self) -> bool:
-        """Whether each process ran alone, as binaries built without MPI do."""
+        """Whether each process ran by itself, as in binaries built without MPI."""
         return bool(self.rows) and self.ranks <= 1 and all(row.bus_gb_s == 0 for row in self.rows)
 
 
@@ -104,7 +104,7 @@ class TestedCollective:
 class _Listed:
     """The ranks that a log lists.
 
-    With NCCL_TESTS_SPLIT each group runs its own collective; the table is that of the first.
+    With NCCL_TESTS_SPLIT each group runs its own collective, and the table shows the first group.
     """
 
     first: str = ""
@@ -125,7 +125,7 @@ class _Listed:
 
     @property
     def _cut(self) -> bool:
-        """Whether ranks are missing, as where a report shows only some lines of the list."""
+        """Whether ranks are missing, for example because a report quotes only some lines of the list."""
         return not self.others and self.largest + 1 > len(self.members)
 
     @property
@@ -134,19 +134,19 @@ class _Listed:
 
     @property
     def hosts(self) -> int:
-        """By their names; if ranks are missing, by the largest device number."""
+        """Number of hosts by name; if ranks are missing, estimated from the largest device number."""
         return -(-self.ranks // self.devices) if self._cut else len(self.names)
 
 
 def read_tables(text: str) -> list[TestedCollective]:
-    """The tables of a log that have rows to trust, in order; see `read_runs`."""
+    """The tables of a log that have valid rows, in order; see `read_runs`."""
     return [table for table in read_runs(text) if table.rows]
 
 
 def read_runs(text: str) -> list[TestedCollective]:
     """The runs in a log that measured something or failed, in order.
 
-    A row with wrong results is left out; all rows are, if the summary counts some and no row shows them.
+    Rows with wrong results are dropped. If the summary counts some but no row shows them, all are dropped.
     """
     found = list(_tables(text.splitlines()))
     for table in found:
@@ -161,7 +161,7 @@ def read_runs(text: str) -> list[TestedCollective]:
 
 
 def points(tables: Iterable[TestedCollective]) -> tuple[tuple[int, float], ...]:
-    """Bytes and microseconds over tables of the same collective and ranks: medians, in order of size."""
+    """(bytes, median microseconds) over tables of the same collective and ranks, in order of size."""
     times: dict[int, list[float]] = {}
     for table in tables:
         for row in table.rows:
@@ -178,12 +178,12 @@ def _tables(lines: Iterable[str]) -> Iterator[TestedCollective]:
         failure, rank = _FAILURE.search(line), _RANK.search(line)
         program = None if failure or "concluded" in line else _PROGRAM.search(line)
         if (table.rows or table.unread or table.failure) and (program or rank or _HEADER.search(line)):
-            yield table  # the next run; if only a new header marks it, of the same program and ranks
+            yield table  # a new run begins; if only a header marks it, program and ranks stay the same
             same = not program and not rank
             kept = replace(table, rows=[], unread=[], out_of_bounds=0, failure="", ended=False)
             table = kept if same else TestedCollective()
             listed = listed if same else _Listed()
-        if failure:  # a row that it interrupts was not finished
+        if failure:  # a row that the message interrupts is incomplete
             table.failure = table.failure or " ".join(failure[0].split())
         elif program:
             table.program, table.collective = program[1], PROGRAMS.get(program[1], "")
@@ -205,14 +205,14 @@ def _tables(lines: Iterable[str]) -> Iterator[TestedCollective]:
         elif row := _ROW.search(line):
             if read := _row(int(row[1]), row[4].split(), columns, unit):
                 table.rows.append(read)
-            elif int(row[1]):  # nothing is measured with 0 bytes
+            elif int(row[1]):  # rows of 0 bytes measure nothing
                 table.unread.append(int(row[1]))
     if table.rows or table.unread or table.failure:
         yield table
 
 
 def _row(nbytes: int, words: list[str], columns: list[str], unit: float) -> TestedSize | None:
-    """The rest of a row, after size, count and type."""
+    """Parse the words of a row after size, count and type; None if they are invalid."""
     redop, root = "", None
     if words and not _NUMBER.match(words[0]) and words[0] != "N/A":
         redop = words.pop(0)
@@ -229,7 +229,7 @@ def _row(nbytes: int, words: list[str], columns: list[str], unit: float) -> Test
     if nbytes <= 0 or best is None or not best[0] > 0:
         return None
     us, algorithm_gb_s, bus_gb_s = best
-    if bus_gb_s > 2.05 * algorithm_gb_s + 0.02:  # it is 2 (n - 1) / n times as much at most, both rounded
+    if bus_gb_s > 2.05 * algorithm_gb_s + 0.02:  # the ratio is at most 2 (n - 1) / n; both are rounded
         return None
     if algorithm_gb_s >= 0.5:  # the bandwidth determines the unit of the time
         scale = nbytes / algorithm_gb_s / 1e3 / us
@@ -238,7 +238,7 @@ def _row(nbytes: int, words: list[str], columns: list[str], unit: float) -> Test
         if not unit:
             return None
         if scale / unit >= 1.03:
-            # Until 2020, both bandwidths of all-gather and reduce-scatter left out the rank's own bytes.
+            # Until 2020, both bandwidths of all-gather and reduce-scatter excluded the rank's own bytes.
             algorithm_gb_s *= scale / unit
     checks = [words[start + 3] if len(words) > start + 3 else "0" for start in starts]
     in_place = second is not None and first is not None and (checks[1] != "N/A" or checks[0] == "N/A")
@@ -255,9 +255,10 @@ def _row(nbytes: int, words: list[str], columns: list[str], unit: float) -> Test
 
 
 def _is_wrong(check: str) -> bool:
-    """Whether a check failed: a number of wrong elements or, until 2022, the largest difference.
+    """Whether the check column reports a failure.
 
-    rccl-tests marks a difference that it does not accept with an asterisk.
+    It has the number of wrong elements or, until 2022, the largest difference. rccl-tests marks a difference
+    that it does not accept with an asterisk.
     """
     if check.endswith("*"):
         return True
@@ -267,13 +268,13 @@ def _is_wrong(check: str) -> bool:
 
 
 def _starts(columns: list[str]) -> tuple[int, int]:
-    """Where the out-of-place and in-place columns begin, after those that describe the measurement."""
+    """Indices of the first out-of-place and in-place columns, counted from the first time column."""
     found = [at for at, title in enumerate(columns) if title == "time"]
     return (0, found[1] - found[0]) if len(found) > 1 else (0, 4)
 
 
 def _three(words: list[str], start: int) -> tuple[float, float, float] | None:
-    """Time, algorithm bandwidth and bus bandwidth; None for a piece that is absent, cut off or zero."""
+    """Time, algorithm bandwidth and bus bandwidth; None if they are absent, truncated or zero."""
     part = words[start : start + 3]
     if len(part) < 3 or not all(_NUMBER.match(word) for word in part):
         return None
@@ -283,14 +284,14 @@ def _three(words: list[str], start: int) -> tuple[float, float, float] | None:
 
 
 def ranks_by_bandwidth(table: TestedCollective) -> int:
-    """Ranks from bus over algorithm bandwidth, which is 2 (n - 1) / n or (n - 1) / n; 0: unknown."""
+    """Ranks n from bus over algorithm bandwidth, which is 2 (n - 1) / n or (n - 1) / n; 0 if unknown."""
     factors = [row.factor for row in sorted(table.rows, key=lambda row: -row.bus_gb_s) if row.factor]
     left = (2 - factors[0]) / 2 if factors and factors[0] > 1.02 else 1 - factors[0] if factors else 0.0
     return round(1 / left) if 0.0005 < left < 0.55 else 0
 
 
 def guess(table: TestedCollective) -> str:
-    """The collective from redop, root and the ratio of bus to algorithm bandwidth; empty: unknown."""
+    """The collective, from redop, root and the ratio of bus to algorithm bandwidth; empty if unknown."""
     factors = [row.factor for row in table.rows if row.factor]
     if not factors:
         return ""

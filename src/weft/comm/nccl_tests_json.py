@@ -1,4 +1,4 @@
-"""The JSON files of nccl-tests (`-J`) and rccl-tests, rewritten as the text that the same run prints."""
+"""Convert the JSON files of nccl-tests (`-J`) and rccl-tests to the text that the same run would print."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _RCCL = {
     "Reduce": "reduce",
     "SendRecv": "sendrecv",
 }
-"""Programs by the collectives' names in the files of rccl-tests."""
+"""Programs by the name of the collective in rccl-tests' files."""
 _MAX_RANKS = 1 << 16
 
 
 def text_of_json(content: str) -> str:
-    """The lines of a run; empty if this is no such file."""
+    """The text of the runs; empty if the content is not such a file."""
     try:
         document = json.loads(content)
         lines = _nvidia(document) if isinstance(document, dict) else _amd(document)
@@ -51,7 +51,7 @@ def _nvidia(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _amd(records: list[dict[str, Any]]) -> Iterator[str]:
-    """A list of records, those of both forms of a collective one after the other."""
+    """rccl-tests writes a list of records, with separate ones for out of place and in place."""
     name, found = "", dict[tuple[int, int, str], dict[bool, dict[str, Any]]]()
     for one in records:
         key = (int(one["numCycle"]), int(one["size"]), str(one["name"]))

@@ -1,11 +1,11 @@
-"""Node: one rank's part of a collective on a node, as time, CTAs, memory traffic and kernel shape.
+"""Node: one rank's part of a collective on a node: time, CTAs, memory traffic and kernel shape.
 
     node = load_node("dgx-h100")
     part = node.collective("all_reduce", 256 << 20, ctas=16)
 
-A profile is data (`nodes/*.json`, read by `node_file`). Times come from the network model that plans use
-(`weft.gpu.collectives`) with constants fitted to published nccl-tests results, or from the points that a
-user's nccl-tests measured. This module runs inside user programs: standard library only.
+A profile is data (`nodes/*.json`, read by `node_file`). Times come from the planner's network model
+(`weft.gpu.collectives`) with constants fitted to published nccl-tests results, or from points that a user
+measured with nccl-tests. This module runs inside user programs, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.gpu.collectives import Inside, group, group_collective_s
 from weft.gpu.network import LINKS, Links, Network
 
 NODE_VARIABLE = "WEFT_NODE"
-"""Environment variable: the node profile of the ghost ranks."""
+"""Environment variable with the node profile of the ghost ranks, by name or file."""
 NODE_COLLECTIVES = (
     "all_reduce",
     "all_gather",
@@ -34,11 +34,12 @@ NODE_COLLECTIVES = (
 NODE_ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "p2p")
 NODE_BASES = ("published", "assumed", "measured")
 COPIES_AS = ("delay",)
-"""How copies by copy engines can be represented on one GPU. Within it a copy runs on SMs, and through host
-memory it is slower than on NVLink (55 GB/s on an H200): a delay has their time, a local copy their data."""
+"""Ways to represent copies by copy engines on one GPU. A copy within a GPU runs on SMs, and a copy through
+host memory is slower than NVLink (55 GB/s on an H200). So a delay takes the time of the copies, and a local
+copy moves their data."""
 _MAX_NODE_BYTES = 1 << 42
 SWITCH_FROM_BYTES = 2 << 20
-"""NCCL reduces in the switch from this size on (stas00/ml-engineering: 8 H200, NCCL 2.30)."""
+"""From this size on, NCCL reduces in the switch (stas00/ml-engineering: 8 H200, NCCL 2.30)."""
 _POINT_TO_POINT = ("all_to_all", "send_recv")
 _COPIED = ("all_gather", "all_to_all")
 _SWITCHED = ("all_reduce", "all_gather", "reduce_scatter")
@@ -49,24 +50,24 @@ class Paced:
     """One rank's part of one collective on a node."""
 
     us: float
-    """From the placement of its CTAs to its end."""
+    """Time from the placement of its CTAs to its end."""
     ctas: int
-    """CTAs that the library would use; at most the requested number."""
+    """CTAs that the library would use, at most the requested limit."""
     threads: int
     cluster: int
-    """CTAs of a cluster; 1: no clusters."""
+    """CTAs per cluster; 1: no clusters."""
     shared_bytes: int
-    """Of a CTA, static and dynamic."""
+    """Shared memory per CTA, static and dynamic."""
     registers: int
-    """Of a thread."""
+    """Registers per thread."""
     read_bytes: int
     write_bytes: int
-    """Through this rank's memory, writes by peers included."""
+    """Bytes read from and written to this rank's memory, including writes by peers."""
     basis: str
     """`published`, `assumed` or `measured`."""
     error_pct: float | None
-    """Mean error on published results that were left out of the fit; None: there are none, or the ranks or
-    the size are outside of what was measured."""
+    """Mean error on published results that were left out of the fit; None if there are none, or if the ranks
+    or the size are outside the measured range."""
     algorithm: str = ""
 
 
@@ -78,26 +79,27 @@ class Node:
     gpu: str
     ranks: int
     basis: str
-    """That of its all-reduce; each collective has its own."""
+    """Basis of the all-reduce; each curve has its own."""
     title: str
     kernel: CommKernel
     ctas: Mapping[str, int]
-    """CTAs that the library uses by default, by algorithm."""
+    """The library's default CTAs by algorithm; `ring` applies to algorithms that are absent."""
     cta_rates: Mapping[str, CtaRate]
-    """By algorithm; `ring` serves those that are absent."""
+    """Bandwidth per CTA by algorithm; `ring` applies to algorithms that are absent."""
     constants: Mapping[str, float]
-    """Of the network model, for collectives without a curve; see `TimeCurve.constants`."""
+    """Constants of the network model; those of a curve take precedence, see `TimeCurve.constants`."""
     switch_reduces: bool = False
     domain: int = 8
-    """Ranks that reach each other without the network."""
+    """Number of ranks that reach each other without the network."""
     network: Network | None = None
     curves: tuple[TimeCurve, ...] = ()
     copy_engines: CtaRate | None = None
-    """Bus bandwidth of collectives by copy engines, all of a GPU's together; None: the node has none."""
+    """Bus bandwidth of collectives by all copy engines of a GPU together; None if the node has no such
+    collectives."""
     copies_as: str = "delay"
-    """How one GPU represents them, one of COPIES_AS."""
+    """How one GPU represents copies by copy engines; one of COPIES_AS."""
     assumed_pct: float = 30.0
-    """Range for a collective whose error is not known."""
+    """Error in percent that is assumed for a collective whose error is not known."""
     sources: tuple[str, ...] = ()
 
     def collective(
@@ -111,9 +113,9 @@ class Node:
     ) -> Paced:
         """One rank's part of a collective.
 
-        `nbytes`: the size column of nccl-tests, i.e. the larger buffer of a rank; `ctas`: at most so many
-        (None: the library's default); `ranks`: None for all of the node; `algorithm`: None for the library's
-        choice; `stride`: GPUs from one rank to the next, see `stride`. Raises UsageError.
+        `nbytes`: size as in nccl-tests' size column, the larger buffer of a rank; `ctas`: upper limit, None
+        for the library's default; `ranks`: None for all ranks of the node; `algorithm`: None for the
+        library's choice; `stride`: distance in GPUs between ranks, see `stride()`. Raises UsageError.
         """
         return self._part(kind, nbytes, ctas, ranks, algorithm, stride, "gb_s")
 
@@ -126,7 +128,7 @@ class Node:
         algorithm: str | None = None,
         stride: int = 1,
     ) -> tuple[float, float]:
-        """Lowest and highest plausible microseconds: the error of the curve and the range of the CTA rate."""
+        """Lowest and highest plausible microseconds, from the curve's error and the range of the CTA rate."""
         fast, slow = (
             self._part(kind, nbytes, ctas, ranks, algorithm, stride, end) for end in ("high", "low")
         )
@@ -134,7 +136,7 @@ class Node:
         return fast.us / spread, slow.us * spread
 
     def world(self, ranks: int | None = None) -> int:
-        """Ranks of a job on this node: all by default. Raises UsageError for more than it can connect."""
+        """Ranks of a job; None: all of the node. Raises UsageError if the node cannot connect so many."""
         if ranks and self.network is None and ranks > self.ranks:
             raise UsageError(
                 f"{ranks} ranks: {self.name} has {self.ranks} and no network between nodes; use a profile of "
@@ -143,9 +145,9 @@ class Node:
         return ranks or self.ranks
 
     def stride(self, ranks: Sequence[int]) -> int:
-        """GPUs from one rank of a group to the next: 1 where they share a domain or fill several.
+        """Distance in GPUs between the ranks of a group: 1 if they share a domain or fill several.
 
-        `ranks`: their numbers in the job. Of a group with one rank on each node, no two share a domain.
+        `ranks`: the group's ranks in the job. With one rank on each node, no two ranks share a domain.
         """
         near = sum(rank // self.domain == ranks[0] // self.domain for rank in ranks)
         return 1 if self.network is None or near == len(ranks) else max(1, self.domain // near)
@@ -156,13 +158,13 @@ class Node:
         return one // near == other // near
 
     def copies(self, kind: str, ranks: int, stride: int = 1) -> bool:
-        """Whether copy engines can serve a collective of so many ranks."""
+        """Whether copy engines can serve a collective of `ranks` ranks."""
         return self.copy_engines is not None and kind in _COPIED and ranks * stride <= self.domain
 
     def copied(self, kind: str, nbytes: int, ranks: int | None = None, stride: int = 1) -> Paced:
-        """One rank's part of a collective by copy engines: a delay without CTAs.
+        """One rank's part of a collective by copy engines: a time without CTAs.
 
-        Only all_gather and all_to_all inside one domain: engines cannot reduce. Raises UsageError.
+        Raises UsageError except for all_gather and all_to_all inside one domain: copy engines cannot reduce.
         """
         count = self.ranks if ranks is None else ranks
         _check(kind, nbytes, None, count)
@@ -174,7 +176,7 @@ class Node:
             )
         moved = nbytes * bus_factor(kind, count)
         us = self.constants["launch_us"] + moved / rate.gb_s / 1e3
-        # Each peer's share is read here and written there, without an intermediate buffer.
+        # Each peer's share is read here and written to the peer without an intermediate buffer.
         shape = {"ctas": 0, "threads": 0, "cluster": 1, "shared_bytes": 0, "registers": 0}
         return Paced(
             us=us,
@@ -187,7 +189,7 @@ class Node:
         )
 
     def curve(self, kind: str, algorithm: str | None = None) -> TimeCurve:
-        """The curve of a collective; if the profile has none, one from the node's own constants."""
+        """The curve of a collective; if the profile has none, a curve with the node's own constants."""
         for wanted in (algorithm, None):
             for one in self.curves:
                 if one.collective == kind and one.algorithm == wanted:
@@ -220,7 +222,7 @@ class Node:
         if algorithm is not None:
             self._check_algorithm(kind, algorithm)
         chosen = algorithm or usual
-        algorithm = None if algorithm == usual else algorithm  # the default curve is that of the usual one
+        algorithm = None if algorithm == usual else algorithm  # the default curve is for the usual algorithm
         most = self.ctas.get(chosen, self.ctas["ring"])
         natural = nccl_ctas(chosen, nbytes, most)
         used = natural if ctas is None else min(ctas, natural)
@@ -228,7 +230,7 @@ class Node:
         per_cta = self.cta_rates.get(chosen, self.cta_rates["ring"])
         us = self._us(curve, kind, nbytes, count, algorithm, stride)
         basis = curve.basis
-        if used < natural:  # the curve holds for the library's own CTAs
+        if used < natural:  # the curve applies to the library's own CTAs
             wire_bytes = nbytes * bus_factor(kind, count)
             peak = self._peak_bytes_per_s(curve, kind, count, algorithm, stride)
             slower_us = 1e6 * wire_bytes * (1 / (used * getattr(per_cta, rate) * 1e9) - 1 / peak)
@@ -252,7 +254,7 @@ class Node:
 
     @staticmethod
     def _error_pct(curve: TimeCurve, nbytes: int, ranks: int, stride: int) -> float | None:
-        """Errors are those of the curve's ranks and, where it has points, of sizes between them."""
+        """The curve's error; None for other ranks than the curve's, or for sizes outside its points."""
         inside = not curve.points or curve.points[0][0] <= nbytes <= curve.points[-1][0]
         if ranks != curve.ranks or stride != 1 or not inside:
             return None
@@ -282,19 +284,19 @@ class Node:
             return interpolate_us(curve.points, nbytes)
 
         def scaled_us(size: int) -> float:
-            """Points hold for the measured ranks; for other ranks the model gives the ratio."""
+            """The measured time, scaled to other ranks by the ratio that the model gives."""
             here = self._model_us(curve, kind, size, ranks, algorithm, stride)
             there = self._model_us(curve, kind, size, curve.ranks, algorithm)
             return interpolate_us(curve.points, size) * (here / there if there > 0 else 1.0)
 
-        # The ratio may fall with size where the points hardly rise: no message takes less than a smaller one.
+        # Where the points hardly rise, a falling ratio would make a larger message faster than a smaller one.
         smaller = [size for size in (1, *(size for size, _ in curve.points)) if size < nbytes]
         return max(map(scaled_us, (*smaller, nbytes)))
 
     def _peak_bytes_per_s(
         self, curve: TimeCurve, kind: str, ranks: int, algorithm: str | None, stride: int
     ) -> float:
-        """Bus bandwidth in the limit of large messages."""
+        """Bus bandwidth of very large messages."""
         factor, most = bus_factor(kind, ranks), _MAX_NODE_BYTES
         if curve.points and stride == 1:
             return max(size * factor / us for size, us in curve.points) * 1e6
@@ -305,7 +307,7 @@ class Node:
     ) -> float:
         known = {**self.constants, **curve.constants}
         inside = Inside(known["gb_s"] * 1e9, self.switch_reduces and algorithm not in ("ring", "tree"))
-        network = self.network or Network(rail_bytes_per_s=1e9)  # not reached: all ranks share a domain
+        network = self.network or Network(rail_bytes_per_s=1e9)  # not used: all ranks share a domain
         domain = self.domain if self.network else max(ranks, self.domain)
         parts = group(ranks, stride, network.but(domain=domain))
         name = "p2p" if kind == "send_recv" else kind
@@ -314,7 +316,7 @@ class Node:
 
 
 def _links(known: Mapping[str, float]) -> Links:
-    """Links of the network model from the constants of a profile."""
+    """The network model's Links with the constants of a profile."""
     names = {"launch_us": "launch_us", "hop_us": "domain_us", "switch_gain": "switch_gain"}
     names |= {"half_bytes": "half_bytes", "ring_us": "ring_us", "network_us": "network_us"}
     return replace(LINKS, **{names[key]: value for key, value in known.items() if key in names})
@@ -342,7 +344,7 @@ def _check(kind: str, nbytes: int, ctas: int | None, ranks: int) -> None:
 
 
 def load_node(name_or_path: str) -> Node:
-    """The shipped profile of that name, or the one in a file of `weft node import`. Raises UsageError."""
+    """A shipped profile by name, or a file written by `weft node import`. Raises UsageError."""
     from weft.comm.node_file import find_node
 
     return find_node(name_or_path)

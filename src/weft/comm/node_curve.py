@@ -1,4 +1,4 @@
-"""TimeCurve: the time of a collective over its bytes, by constants of the network model or by points."""
+"""TimeCurve: the time of a collective by size, from constants of the network model or from points."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 LARGE_MESSAGE_BYTES = 16 << 20
-"""From this size on, the error of large messages applies."""
+"""Messages of at least this size count as large; their error is stated separately."""
 _START_US = 15.0
-"""Start-up time of a collective, if a log has no small messages."""
+"""Start-up time that is assumed if a log has no small messages."""
 _NEAR = 8
-"""Sizes whose ratio is at most this count as neighbours."""
+"""Two sizes count as neighbours if their ratio is at most this."""
 
 
 @dataclass(frozen=True)
 class CtaRate:
-    """Bus bandwidth that one CTA adds, in GB/s, and the range of what is published or assumed."""
+    """Bus bandwidth per CTA in GB/s, and the range of the published or assumed values."""
 
     gb_s: float
     low: float
@@ -28,36 +28,37 @@ class CtaRate:
 
 @dataclass(frozen=True)
 class TimeCurve:
-    """Time over bytes of one collective: constants of the network model, or measured points."""
+    """Time of one collective by size: constants of the network model, or measured points."""
 
     collective: str
     ranks: int
     basis: str
     algorithm: str | None = None
-    """None: the one that the library chooses."""
+    """None: the algorithm that the library chooses."""
     error_pct: float | None = None
-    """Mean error from LARGE_MESSAGE_BYTES on, on results of sources that were left out of the fit."""
+    """Mean error in percent for LARGE_MESSAGE_BYTES and more, on results from sources left out of the fit."""
     error_small_pct: float | None = None
     """The same below LARGE_MESSAGE_BYTES."""
     sources: tuple[str, ...] = ()
     constants: Mapping[str, float] = field(default_factory=dict)
-    """`launch_us`, `hop_us`, `gb_s`, `switch_gain`, `half_bytes`; absent: the node's."""
+    """Constants that replace the node's, such as `launch_us` or `gb_s` (`node_file.NODE_CONSTANTS`)."""
     points: tuple[tuple[int, float], ...] = ()
-    """Bytes and microseconds, in order of size."""
+    """(bytes, microseconds) in order of size; empty: the time comes from the constants."""
 
 
 def bus_factor(kind: str, ranks: int) -> float:
-    """Bytes over a rank's links for each byte of the collective, as nccl-tests counts bus bandwidth."""
+    """Bytes over a rank's links per byte of the collective, as nccl-tests defines bus bandwidth."""
     if kind == "all_reduce":
         return 2 * (ranks - 1) / ranks
     return (ranks - 1) / ranks if kind in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
 
 
 def interpolate_us(points: tuple[tuple[int, float], ...], nbytes: int) -> float:
-    """Microseconds between measured points: linear in the logarithms, never decreasing with size.
+    """Microseconds for a size, interpolated between measured points; never decreases with size.
 
-    If two sizes are far apart, and below the first point: a start-up time and a bandwidth. Above the last
-    point: the bandwidth between the last two.
+    Interpolation is linear in the logarithms between neighbouring sizes, and linear in size between sizes far
+    apart. Below the first point it assumes a start-up time and a bandwidth. Above the last point it continues
+    with the bandwidth between the last two points.
     """
     rising: list[tuple[int, float]] = []
     most = 0.0

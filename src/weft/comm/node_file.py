@@ -1,4 +1,4 @@
-"""Node profiles as JSON files: read and checked, written. A file is data; nothing in it is executed."""
+"""Read, check and write node profiles as JSON. A file is data; nothing in it is executed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from weft.gpu.network import NETWORKS
 NODE_VERSION = 1
 _FOLDER = Path(__file__).parent / "nodes"
 _MAX_FILE_BYTES = 4 << 20
-_MAX_REASON = 400  # characters: it may quote what is in the file
+_MAX_REASON = 400  # characters: a message may quote the file
 MAX_PROFILE_RANKS = 4096
 _MAX_POINTS = 4096
 NODE_CONSTANTS = ("launch_us", "hop_us", "gb_s", "switch_gain", "half_bytes", "ring_us", "network_us")
-"""Constants of the network model that a profile may state."""
+"""Constants of the network model that a profile may contain."""
 _KEYS = (
     *("version", "name", "title", "gpu", "ranks", "domain", "network", "switch_reduces", "basis"),
     *("assumed_pct", "kernel", "ctas", "cta_rates", "copy_engines", "copies_as"),
@@ -53,9 +53,9 @@ def find_node(name_or_path: str) -> Node:
 
 
 def read_node(path: Path) -> Node:
-    """The profile in a file. Raises InputError, in one line."""
+    """The profile in a file. Raises InputError with a one-line message."""
     try:
-        with path.open("rb") as file:  # anything but a regular file may never end
+        with path.open("rb") as file:  # it may never end if it is not a regular file
             content = file.read(_MAX_FILE_BYTES + 1)
         if len(content) > _MAX_FILE_BYTES:
             raise InputError(
@@ -75,7 +75,7 @@ def read_node(path: Path) -> Node:
 
 
 def node_from_dict(document: Any) -> Node:
-    """A profile from its JSON document. Unknown keys and impossible values are rejected by name."""
+    """A profile from its JSON document. Raises UsageError that names the unknown key or impossible value."""
     if not isinstance(document, dict):
         raise UsageError(f"a node is a JSON object, not {type(document).__name__}")
     version = document.get("version")
@@ -266,7 +266,7 @@ def _text(home: Mapping[str, Any], key: str, default: str | None = None) -> str:
     value = home.get(key, default)
     if not isinstance(value, str) or len(value) > 1000 or (default is None and not value.strip()):
         raise UsageError(f"{key} {str(value)[:40]!r} is not valid; use a short text")
-    return "".join(letter if letter.isprintable() else " " for letter in value)  # it goes to terminals
+    return "".join(letter if letter.isprintable() else " " for letter in value)  # shown in terminals
 
 
 def _texts(home: Mapping[str, Any], key: str) -> tuple[str, ...]:

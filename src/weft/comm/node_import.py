@@ -1,4 +1,4 @@
-"""A node profile from a user's own nccl-tests logs."""
+"""Make a node profile from a user's own nccl-tests logs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _RELATIVE = {
     "mi300x": "mi300x",
     "mi355x": "mi300x",
 }
-"""Shipped profile whose kernel and CTA rates are taken; `pcie-8` for other GPUs."""
+"""Related shipped profile by GPU; it supplies kernel and CTA rates. `pcie-8` for GPUs that are absent."""
 _SMALL_BYTES = 64 << 10
-"""Up to this size, a time is mostly start-up."""
-_MAX_QUOTE = 160  # characters of a log in a message
+"""Up to this size, the time of a collective is mostly start-up."""
+_MAX_QUOTE = 160  # characters of a log that a message quotes
 
 
 def import_logs(
@@ -42,8 +42,8 @@ def import_logs(
 ) -> Node:
     """The node that nccl-tests measured. Raises InputError.
 
-    `ranks`: for logs that do not list them. `warn`: gets a line for each run that failed or that has rows
-    which were left out.
+    `ranks`: number of ranks for logs that do not list them. `warn` is called with one line for each run that
+    failed or has rows that were skipped.
     """
     runs = [(path, run) for path in paths for run in _read(path)]
     listed = ", ".join(str(path) for path in paths)
@@ -77,7 +77,7 @@ def import_logs(
 
 
 def _other(run: TestedCollective, largest: TestedCollective) -> str:
-    """How a run differs from the largest one, which decides on the node; empty: it does not."""
+    """How a run differs from the largest run, which defines the node; empty if it does not."""
     if not run.ranks:
         return "its ranks are not listed; add --ranks N"
     if run.ranks != largest.ranks:
@@ -96,7 +96,7 @@ def _doubts(
 
 
 def _doubt(run: TestedCollective, largest: TestedCollective | None) -> str:
-    """What was left out of a run, or what is missing; empty: nothing."""
+    """One line on what was skipped or is missing in a run; empty if nothing is."""
     what, left = run.collective or run.program or "a run", len(run.rows)
     said = []
     if run.wrong:
@@ -119,7 +119,7 @@ def _doubt(run: TestedCollective, largest: TestedCollective | None) -> str:
 
 
 def _unused(run: TestedCollective, largest: TestedCollective) -> str:
-    """Why no row of a run is used; empty: they are."""
+    """Why no row of a run is used; empty if its rows are used."""
     if run.cpu_time:
         return "they are times of the host (-C 1)"
     if not run.collective:
@@ -128,20 +128,20 @@ def _unused(run: TestedCollective, largest: TestedCollective) -> str:
 
 
 def _sizes(sizes: Sequence[int]) -> str:
-    """The first of some sizes."""
+    """The first three sizes as text."""
     different = list(dict.fromkeys(sizes))
     return ", ".join(map(str, different[:3])) + (", …" if len(different) > 3 else "")
 
 
 def _read(path: Path) -> list[TestedCollective]:
     try:
-        with path.open("rb") as file:  # anything but a regular file may never end
+        with path.open("rb") as file:  # it may never end if it is not a regular file
             content = file.read(MAX_LOG_BYTES + 1)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     if len(content) > MAX_LOG_BYTES:
         raise InputError(f"{path}: over {MAX_LOG_BYTES >> 20} MiB; give the output of nccl-tests alone")
-    wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as PowerShell writes them
+    wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # PowerShell writes UTF-16
     text = content.decode("utf-16" if wide else "utf-8", errors="replace")
     is_json = text.lstrip().startswith(("{", "["))
     found = read_runs((is_json and text_of_json(text)) or text)
@@ -157,7 +157,7 @@ def _read(path: Path) -> list[TestedCollective]:
 
 
 def gpu_name(title: str) -> str:
-    """The preset that a vendor's title names, or the title in lower case."""
+    """The GPU preset that a vendor's title names; if there is none, the title in lower case."""
     words = title.lower().replace("gb ", " ")
     fits = [name for name in GPU_PRESETS if re.search(rf"\b{name.split('-')[0]}\b", words)]
     sized = [name for name in fits if name.rpartition("-")[2] in words]
@@ -231,7 +231,10 @@ def _at_least(rate: CtaRate, gb_s: float) -> CtaRate:
 
 
 def _spread_pct(tables: Sequence[TestedCollective]) -> float | None:
-    """Median difference in percent between measurements of the same size: in place and out, or two runs."""
+    """Median difference in percent between results of the same size: in place, out of place, other runs.
+
+    None if no size was measured twice.
+    """
     times: dict[int, list[float]] = {}
     for table in tables:
         for row in table.rows:

@@ -1,14 +1,14 @@
-"""Paced collectives: an NCCL whose ranks are those of a node profile, of which one is on this GPU.
+"""Paced collectives: an NCCL for one rank of a node profile; the other ranks exist only as ghosts.
 
-`load_paced` gives a library with NCCL's C API (csrc/paced_nccl.c). Its collectives take the CTAs, the memory
-traffic and the time that the node's would take for one rank. The other ranks are ghosts with its data.
-The shim handles it like any NCCL: priority, head start, limits of CTAs, rules by collective and size, traces.
+`load_paced` returns a library with NCCL's C API (csrc/paced_nccl.c). Its collectives use the CTAs, the memory
+traffic and the time that one rank would use on the node. The ghosts have this rank's data. The shim handles
+the library like any NCCL: priority, head start, CTA limits, rules by collective and size, traces.
 
-Collectives by copy engines (`comm.engine: dma`, buffers in symmetric windows) are delays that take no CTA,
+Collectives by copy engines (`comm.engine: dma`, buffers in symmetric windows) are delays that use no CTA,
 during which the driver copies the data within the GPU (weft.comm.paced_delay, weft.comm.paced_copies).
 
-Not modelled: the protocol of a collective and its chunk size, and calls of one group that NCCL would run as
-one kernel, except for sends and receives.
+Not modelled: protocol and chunk size of a collective, and the fusion of a group's calls into one kernel,
+except for sends and receives.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from weft.shim.layout import NCCL_OPERATIONS
 _log = logging.getLogger(__name__)
 
 LATE_VARIABLE = "WEFT_GHOST_LATE"
-"""Environment variable: how late the last rank arrives, as `US` or `US,SIGMA`."""
+"""Environment variable: how late the last rank arrives, `US` or `US,SIGMA` in microseconds."""
 STAGE_VARIABLE = "WEFT_GHOST_STAGE"
-"""Environment variable: microseconds that each ghost stage of a pipeline takes for a microbatch."""
+"""Environment variable: microseconds per microbatch in each ghost stage of a pipeline."""
 MOST_REMEMBERED = 2048
-"""Groups of calls whose kernels are kept ready."""
+"""Number of call groups whose kernel launches are cached."""
 _UNHANDLED = 1  # ncclUnhandledCudaError
 _TYPE_NAMES = {number: name for name, number in reversed(NCCL_DTYPES.items())}
 _TYPE_BYTES = {0: 1, 1: 1, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}
@@ -49,14 +49,14 @@ _TYPE_BYTES = {0: 1, 1: 1, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}
 
 @dataclass(frozen=True)
 class Lateness:
-    """How much later than this rank the last rank arrives at a collective: normal, at least 0."""
+    """How much later than this rank the last one arrives: normally distributed, at least 0."""
 
     mean_us: float = 0.0
     sigma_us: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> Lateness:
-        """From `US` or `US,SIGMA`."""
+        """Parse `US` or `US,SIGMA`. Raises UsageError."""
         try:
             numbers = [float(part) for part in text.split(",")]
         except ValueError:
@@ -66,14 +66,14 @@ class Lateness:
         return cls(*numbers)
 
     def draw(self, source: random.Random) -> float:
-        """One collective's delay in microseconds."""
+        """Draw the delay of one collective, in microseconds."""
         if not self.sigma_us:
             return self.mean_us
         return max(0.0, source.gauss(self.mean_us, self.sigma_us))
 
 
 def parse_stage(text: str) -> float:
-    """Microseconds of a ghost stage."""
+    """Parse the microseconds of a ghost stage. Raises UsageError."""
     try:
         found = float(text)
     except ValueError:
@@ -112,7 +112,7 @@ _MEMORY = CFUNCTYPE(c_int, POINTER(c_uint64), c_size_t)
 
 
 def rank_call(call: Any) -> RankCall:
-    """A call of the C library as plain data."""
+    """Convert a call from the C library (`_Call`) to plain data."""
     return RankCall(
         operation=NCCL_OPERATIONS[call.operation],
         send=call.send,
@@ -134,7 +134,7 @@ def rank_call(call: Any) -> RankCall:
 
 
 class PacedServer:
-    """Answers the calls of the C library: plans them, asks the node profile, and launches."""
+    """Serves the calls of the C library: plans kernels, asks the node profile for times, and launches."""
 
     def __init__(self, node: Node, launcher: Any, late: Lateness, stage_us: float = 0.0) -> None:
         self._node, self._launcher, self._late = node, launcher, late
@@ -145,7 +145,7 @@ class PacedServer:
         self._ready: dict[bytes, list[Any]] = {}
 
     def serve_group(self, calls: Any, count: int) -> None:
-        """Launch the calls from C. A training step repeats its calls, so their launches are cached."""
+        """Launch a group of calls from C. A training step repeats its calls, so launches are cached."""
         key = ctypes.string_at(calls, count * ctypes.sizeof(_Call))
         ready = self._ready.get(key)
         if ready is not None:
@@ -159,7 +159,7 @@ class PacedServer:
             self._ready[key] = launched
 
     def serve(self, calls: Sequence[RankCall]) -> list[Any] | None:
-        """Launch the kernels of a group of calls; returns them if the same launches can be repeated."""
+        """Launch the kernels of a group of calls. Returns the launches; None if they cannot be repeated."""
         launched: list[Any] | None = []
         for planned in plan_calls(calls):
             call = planned.call
@@ -177,12 +177,13 @@ class PacedServer:
                 continue
             mail = self._stages.mail(planned, self._launcher.mailbox) if self._stages.stage_us else None
             made = self._launcher.launch(planned, paced, self._late.draw(self._random), mail)
-            answers = self._stages.stage_us and planned.kind == "send_recv"  # by number, not by address
+            # Each launch with mail has its own message numbers, so it cannot be repeated.
+            answers = self._stages.stage_us and planned.kind == "send_recv"
             launched = None if launched is None or answers else launched + made
         return launched
 
     def _place(self, planned: PlannedKernel) -> tuple[int, int]:
-        """Ranks and stride that the time depends on: a message to a neighbour does not leave the domain."""
+        """Ranks and stride for the time model: (2, 1) for a message to a peer in the same domain."""
         call, peer = planned.call, planned.sent_to
         peer = planned.received_from if peer is None else peer
         if peer is not None and self._node.network and self._node.neighbours(call.rank, peer, call.stride):
@@ -190,7 +191,7 @@ class PacedServer:
         return call.ranks, call.stride
 
     def _by_copy_engines(self, planned: PlannedKernel) -> Paced | None:
-        """The collective by the node's copy engines; None: they cannot, and NCCL would launch its kernel."""
+        """The collective by the node's copy engines; None if they cannot: NCCL would launch a kernel."""
         try:
             call = planned.call
             found = self._node.copied(planned.kind, planned.node_bytes, call.ranks, call.stride)
@@ -205,7 +206,7 @@ class PacedServer:
     def _ask(
         self, kind: str, nbytes: int, ctas: int | None, ranks: int, algorithm: str | None, stride: int
     ) -> Paced:
-        """If the node lacks a rule's algorithm for this collective, the library chooses one."""
+        """Ask the node profile; if it lacks a rule's algorithm for this collective, for its default."""
         try:
             return self._node.collective(kind, nbytes, ctas, ranks, algorithm, stride)
         except UsageError:
@@ -216,11 +217,11 @@ class PacedServer:
 
 
 def sums_type(dtype: Any) -> bool:
-    """Whether a paced kernel itself sums tensors of this torch dtype."""
+    """Whether paced kernels can sum tensors of this torch dtype."""
     return str(dtype).removeprefix("torch.") in SCALED_TYPES
 
 
-_served: list[Any] = []  # callbacks that the C library holds
+_served: list[Any] = []  # keeps the callbacks alive that the C library holds
 
 
 def load_paced(
@@ -231,9 +232,9 @@ def load_paced(
     launcher: Any = None,
     path: Path = PACED_LIBRARY,
 ) -> Library:
-    """A library with NCCL's API whose collectives are those of one rank of the node. One node per process.
+    """Load the library with NCCL's API for one rank of the node. A process can have one node.
 
-    `late` and `stage_us`: None for the environment's values.
+    `late` and `stage_us`: None for the values of the environment variables.
     """
     if not path.is_file():
         raise UnavailableError(f"{path} is missing: install a wheel of weft for Linux, or run hatch_build.py")
@@ -269,7 +270,7 @@ def load_paced(
 
 
 def _guarded(library: Any, action: Callable[[], None]) -> int:
-    """Run a call from C; an exception becomes NCCL's error, with its text."""
+    """Run `action` for a call from C. An exception becomes NCCL's error code and last error message."""
     try:
         action()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The data of a paced collective moved by the driver's copies instead of weft's kernel."""
+"""Move the data of a paced collective by the driver's copies instead of weft's kernel."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from weft.gpu.driver import Driver
 
 
 def driver_copies(planned: PlannedKernel, stream: int) -> list[tuple[Any, ...]]:
-    """The driver calls, name first, that leave in memory what the planned kernel leaves, if it only copies.
+    """The driver calls (name, then arguments) that do the copies of a planned kernel that only copies.
 
-    Parts that repeat are doubled with each call, as calls cost more time than small copies.
+    Repeated parts are doubled with each call, because calls take longer than small copies.
     """
     found: list[tuple[Any, ...]] = []
     on = c_void_p(stream)
@@ -38,10 +38,10 @@ def driver_copies(planned: PlannedKernel, stream: int) -> list[tuple[Any, ...]]:
 
 
 class UrgentCopies:
-    """Copies of a stream's data in order with its other work, but on a stream of the highest priority.
+    """Runs copies in order with the other work of their stream, but on a stream of the highest priority.
 
     Within a GPU the driver copies with SMs. At the priority of a collective's stream the copies could wait
-    for a whole GEMM, which copies by copy engines do not. Needs a current CUDA context.
+    for a whole GEMM, unlike copies by copy engines. Needs a current CUDA context.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -49,10 +49,10 @@ class UrgentCopies:
         _, highest = driver.priority_range()
         self._stream = driver.stream(highest)
         self._before, self._after = driver.event(timing=False), driver.event(timing=False)
-        self._lock = Lock()  # another thread would record the events of its stream in between
+        self._lock = Lock()  # no other thread may record the events in between
 
     def ready(self, planned: PlannedKernel) -> Callable[[], None]:
-        """A function that issues the copies of a planned kernel as part of its stream."""
+        """A function that issues the copies of a planned kernel in order with its stream."""
         call, stream, no_flags = self._driver.call, c_void_p(planned.call.stream), c_uint(0)
         calls = [
             ("cuEventRecord", self._before, stream),

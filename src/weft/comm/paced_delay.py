@@ -1,8 +1,8 @@
-"""Delays of a CUDA stream that take no CTA (csrc/paced_delay.c): they represent copies by copy engines.
+"""Delays on a CUDA stream that use no CTA (csrc/paced_delay.c); they represent copies by copy engines.
 
-On one GPU no engine can make such copies: within a GPU the driver copies with SMs, and the host's bus is
-slower than NVLink. So the stream is held up as long as the node's copies would take, and during this time the
-driver copies the data within the GPU. Not in a graph capture: a graph would repeat the wait without its end.
+One GPU cannot make real ones: within a GPU the driver copies with SMs, and the host's bus is slower than
+NVLink. So the stream is held up as long as the node's copies would take, and meanwhile the driver copies the
+data within the GPU. A graph capture cannot contain a delay: replays would wait without anything to end it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _log = logging.getLogger(__name__)
 
 PACED_LIBRARY = Path(__file__).with_name("libweft_paced.so")
 DELAY_SLOTS = 4096
-"""Delays that can be pending at once."""
+"""Number of delays that can be pending at once."""
 _SLOT_BYTES = 8
-_PORTABLE_AND_MAPPED = 1 | 2  # of cuMemHostAlloc
+_PORTABLE_AND_MAPPED = 1 | 2  # flags of cuMemHostAlloc
 
 
 class StreamDelays:
-    """The delays of this process. Needs a current CUDA context; the memory is pinned once."""
+    """The delays of this process. Needs a current CUDA context. Pins its host memory once."""
 
     def __init__(self, driver: Driver, path: Path = PACED_LIBRARY) -> None:
         if not path.is_file():
@@ -37,7 +37,7 @@ class StreamDelays:
             )
         self._driver, library = driver, ctypes.CDLL(str(path))
         self.issue: Callable[[int, int], int] = library.weft_delay
-        """Hold up a stream for so many nanoseconds; returns a CUDA error code, as the driver's functions."""
+        """Hold up a stream (handle, nanoseconds). Returns a CUDA error code, like the driver's functions."""
         library.weft_delay.argtypes, library.weft_delay.restype = (c_void_p, c_uint64), c_int
         ticket = ctypes.POINTER(c_uint64)
         library.weft_delay_begin.argtypes = (c_void_p, c_uint64, ticket)
@@ -54,9 +54,9 @@ class StreamDelays:
             raise UnavailableError("no thread could be started that ends the delays of streams")
 
     def hold(self, stream: int, us: float, action: Callable[[], object]) -> None:
-        """Hold up a stream. What `action` issues on it runs during the delay, which is not shorter than that.
+        """Hold up a stream for `us` microseconds, or longer if what `action` issues on it takes longer.
 
-        Raises UnavailableError if the driver cannot.
+        Raises UnavailableError if the driver cannot do it.
         """
         ticket = c_uint64()
         self._check(self._library.weft_delay_begin(stream, round(1e3 * us), ctypes.byref(ticket)))
@@ -69,13 +69,13 @@ class StreamDelays:
             raise UnavailableError(f"a stream cannot be delayed without a kernel: CUDA error {code}")
 
     def capturing(self, stream: int) -> bool:
-        """Whether a graph is captured on this stream."""
+        """Whether a graph is being captured on this stream."""
         status = c_int()
         self._driver.call("cuStreamIsCapturing", c_void_p(stream), ctypes.byref(status))
         return bool(status.value)
 
     def counts(self) -> tuple[int, float]:
-        """How many delays there were, and by how many microseconds the host ended the worst too late."""
+        """Number of delays so far, and the most microseconds by which the host ended one too late."""
         count, late_ns = c_uint64(), c_uint64()
         self._library.weft_delay_counts(ctypes.byref(count), ctypes.byref(late_ns))
         return count.value, late_ns.value / 1e3
@@ -88,9 +88,9 @@ def stream_delays() -> StreamDelays:
 
 
 class ReadyDelay:
-    """A collective by copy engines, ready to be issued again and again.
+    """A collective by copy engines that can be issued repeatedly.
 
-    `copy` copies its data on the stream. `kernel` launches the same collective on SMs, for graph captures and
+    `copy` issues the copies of its data. `kernel` launches the same collective on SMs, for graph captures and
     drivers that cannot delay a stream.
     """
 
@@ -107,7 +107,7 @@ class ReadyDelay:
         self._delays, self._stream, self._us, self._copy, self._kernel = delays, stream, us, copy, kernel
 
     def launch(self, late_us: float) -> None:
-        """Issue it; the last rank arrives `late_us` later than this one."""
+        """Issue the collective; its last rank arrives `late_us` microseconds later than this one."""
         if self._delays.capturing(self._stream):
             self._kernel(late_us)
             return
@@ -119,7 +119,7 @@ class ReadyDelay:
 
 
 def copies_note(node: Any) -> str:
-    """How a node's copy engines are represented on one GPU, with the rate and where it is from."""
+    """How one GPU represents a node's copy engines: method, rate and basis of the rate."""
     rate = node.copy_engines
     if rate is None:
         return "none: collectives run on SMs"

@@ -1,12 +1,12 @@
 """The kernel of a paced collective, as PTX: one rank's part of a collective on a node, run on one GPU.
 
-Each CTA moves its share of the data in units. Unit j of n may start j/n of the collective's time after the
-CTA itself was placed; until then its warps poll the timer, each on its own, with short sleeps. A CTA that is
-placed late ends late. Every wait is bounded by the GPU's timer and by clock cycles. Warps do not wait for
-each other, so that some read while others write: a CTA must be able to move what NCCL's moves and what peers
-write to this rank's memory.
+Each CTA moves its share of the data in units. Unit j of n may start when j/n of the collective's time has
+passed since the CTA was placed; until then each warp polls the timer by itself, with short sleeps. A CTA that
+is placed late ends late. Every wait is bounded by the GPU's timer and by clock cycles. Warps do not wait for
+each other, so that some read while others write: a CTA must be able to move both the data that NCCL's CTA
+moves and the data that peers write to this rank's memory.
 
-The driver compiles the text for the GPU that it finds, so no CUDA toolkit is needed.
+The driver compiles the text for the GPU that is present, so no CUDA toolkit is needed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ctypes import c_uint32, c_uint64
 from weft.comm.paced_mail import mail_text
 
 SEGMENTS = 64
-"""Pieces of memory that one launch can move."""
+"""Number of memory segments that one launch can move."""
 VECTORS = 16
-"""16-byte loads in flight per thread; with them the kernel needs about as many registers as NCCL's."""
+"""16-byte loads in flight per thread. The kernel then needs about as many registers as NCCL's."""
 VECTOR_BYTES = 16
 MOST_REGISTERS = 96
 REGISTERS_PER_SM = 65536
@@ -28,7 +28,11 @@ NAP_NS = 100
 
 
 class KernelSegment(ctypes.Structure):
-    """`copies` times the same `size_bytes` from `source` (0: zeros), one after the other, to `target`."""
+    """One or more copies of `size_bytes` at `source` (0: zeros), one after the other, to `target`.
+
+    Each copy has `units_per_copy` units, and the units of the segment start at `first_unit`; so the next
+    segment's `first_unit` determines the number of copies.
+    """
 
     _fields_ = (
         ("source", c_uint64),
@@ -40,10 +44,10 @@ class KernelSegment(ctypes.Structure):
 
 
 class KernelArguments(ctypes.Structure):
-    """The kernel's one parameter.
+    """The kernel's only parameter.
 
-    `mailbox`: what a ghost stage of a pipeline has received (`weft.comm.paced_mail`). `post`: the number of
-    the message that is sent, from 1; `answer`: that of the message whose answer is received; 0: none.
+    `mailbox`: address of a ghost stage's Mailbox (`weft.comm.paced_mail`). `post`: number of the message that
+    the kernel sends, from 1. `answer`: number of the message whose answer it receives. 0: none.
     """
 
     _fields_ = (
@@ -70,13 +74,13 @@ class KernelArguments(ctypes.Structure):
 
 
 ELEMENT_BYTES = {"copy1": 1, "copy2": 2, "copy4": 4, "copy8": 8}
-"""Element size of each operation: plain copies, and multiplications by the number of ranks."""
+"""Bytes per element of each operation: plain copies, and sums as multiplications by the number of ranks."""
 ELEMENT_BYTES |= {"sum_f32": 4, "sum_f16": 2, "sum_bf16": 2, "sum_f64": 8, "sum_i32": 4, "sum_i64": 8}
 
 _SCALE_WORD = {
     "sum_f32": "mul.rn.f32 {d}, {d}, %factor;",
     "sum_f16": "mul.rn.f16x2 {d}, {d}, %factor;",
-    # sm_80 has no multiplication of bf16; fma with -0 is one.
+    # sm_80 has no bf16 multiplication; an fma that adds -0 replaces it.
     "sum_bf16": "fma.rn.bf16x2 {d}, {d}, %factor, %minus_zero;",
     "sum_i32": "mul.lo.s32 {d}, {d}, %factor;",
 }
@@ -88,7 +92,7 @@ _SCALE_HALF = {
 
 
 def pack_factor(operation: str, ranks: int) -> int:
-    """The number of ranks as the kernel multiplies with it, in the bits of its `factor`; 0 for copies."""
+    """The number of ranks in the operation's type, as the bits of the kernel's `factor`; 0 for copies."""
     if operation == "sum_f16":
         half: int = struct.unpack("<H", struct.pack("<e", ranks))[0]
         return half | half << 16
@@ -102,14 +106,14 @@ def pack_factor(operation: str, ranks: int) -> int:
 
 
 def kernel_name(collective: str, operation: str) -> str:
-    """A name that is taken for one of NCCL's kernels: `ncclDevKernel_AllReduce_Sum_f32_PACED`."""
+    """A name that tools recognize as an NCCL kernel: `ncclDevKernel_AllReduce_Sum_f32_PACED`."""
     title = "".join(part.capitalize() for part in collective.split("_"))
     kind = f"_Sum_{operation.removeprefix('sum_')}" if operation.startswith("sum_") else ""
     return f"ncclDevKernel_{title}{kind}_PACED"
 
 
 def kernel_text(name: str, operation: str, threads: int, capability: int) -> str:
-    """The PTX of a kernel with this name for GPUs of compute capability `capability` (90) and newer."""
+    """The PTX of a kernel with this name. `capability`: the GPU's compute capability times 10, 80 or more."""
     version, target = ("7.8", "sm_90") if capability >= 90 else ("7.0", "sm_80")
     fields = {name: getattr(KernelArguments, name).offset for name, _ in KernelArguments._fields_}
     element = ELEMENT_BYTES[operation]
@@ -291,7 +295,7 @@ OVER:
 
 
 def _guarded(index: int, side: str, limit: str, guard: str) -> str:
-    """Compute the address of a thread's vector in %at, and in %q whether it is inside."""
+    """PTX that computes the address of a thread's vector in %at, and in %q whether to access it."""
     lines = [
         f"  mad.lo.u32 %b, %threads, {index}, %thread;",
         f"  mul.lo.u32 %b, %b, {VECTOR_BYTES};",
@@ -332,7 +336,7 @@ def _scale(operation: str, words: list[str]) -> str:
 
 
 def _element(operation: str, element: int) -> str:
-    """One element from [%x], or zero, to [%y]."""
+    """PTX that moves one element from [%x], or zero, to [%y]."""
     register, clear = {
         1: ("%h", "mov.b16 %h, 0;"),
         2: ("%h", "mov.b16 %h, 0;"),

@@ -1,4 +1,4 @@
-"""Launches paced collectives through the CUDA driver, where the shim sees them as it sees NCCL's kernels."""
+"""Launch paced collectives through the CUDA driver, where the shim intercepts them like NCCL's kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from weft.gpu.driver import Attribute, Driver, Handle
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 FIRST_WITH_CLUSTERS = 90
 SCRATCH_CTAS = 32
-"""CTAs for which scratch memory is reserved initially."""
+"""Scratch memory is allocated for at least this many CTAs."""
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -47,7 +47,7 @@ class LaunchConfig(ctypes.Structure):
 
 
 def launch_config(ctas: int, threads: int, shared_bytes: int, cluster: int, stream: int) -> LaunchConfig:
-    """A grid of CTAs; in clusters where the grid is divisible by them, as in NCCL."""
+    """A launch of `ctas` CTAs, in clusters if the grid is divisible by the cluster size, as in NCCL."""
     config = LaunchConfig((c_uint * 3)(ctas, 1, 1), (c_uint * 3)(threads, 1, 1), shared_bytes, stream)
     if cluster > 1 and ctas % cluster == 0:
         attribute = LaunchAttribute(CLUSTER_DIMENSION)
@@ -57,7 +57,7 @@ def launch_config(ctas: int, threads: int, shared_bytes: int, cluster: int, stre
 
 
 class ReadyLaunch:
-    """A kernel with everything its launch needs. `leads`: the first one of its collective."""
+    """A kernel and all arguments of its launch. `leads`: it is the first launch of its collective."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ReadyLaunch:
         self._given = ("cuLaunchKernelEx", ctypes.byref(config), function, pointers, c_void_p())
 
     def launch(self, late_us: float) -> None:
-        """Launch it; the last rank arrives `late_us` later than this one."""
+        """Launch the kernel; the last rank arrives `late_us` microseconds later than this one."""
         wait_ns = round(1e3 * late_us)
         self._arguments.wait_ns = wait_ns
         self._arguments.most_cycles = self._cycles + CYCLES_PER_NS * wait_ns
@@ -83,12 +83,12 @@ class ReadyLaunch:
 
 @dataclass
 class _Device:
-    """What is loaded in one CUDA context."""
+    """Modules and memory in one CUDA context."""
 
     capability: int
     most_shared_bytes: int
     functions: dict[tuple[str, str, int], Handle] = field(default_factory=dict)
-    """By kind of collective, operation and threads: copies of different elements have one name."""
+    """Kernels by collective, operation and threads; copies of different element sizes share a name."""
     mailboxes: dict[tuple[int, int], int] = field(default_factory=dict)
     scratch: int = 0
     scratch_size: int = 0
@@ -110,7 +110,7 @@ class PacedLauncher:
         return number.value
 
     def mailbox(self, comm: int, peer: int) -> int:
-        """The address of a communicator's mailbox for a peer, in the current context."""
+        """The GPU address of a communicator's mailbox for a peer, in the current context."""
         boxes = self._device().mailboxes
         if (comm, peer) not in boxes:
             address, size = c_uint64(), c_size_t(ctypes.sizeof(Mailbox))
@@ -123,10 +123,10 @@ class PacedLauncher:
     def launch(
         self, planned: PlannedKernel, paced: Paced, late_us: float = 0.0, mail: Mail | None = None
     ) -> list[ReadyLaunch]:
-        """Launch one rank's part of a collective as the node profile's `Paced` describes it.
+        """Launch one rank's part of a collective as described by `paced`.
 
-        `late_us`: how much later than this rank the last rank arrives. `mail`: for a stage of a pipeline.
-        Returns the launches, to be repeated as they are.
+        `late_us`: how much later than this rank the last rank arrives. `mail`: message and answer of a
+        pipeline stage; None: none. Returns the launches, so that they can be repeated.
         """
         made = self.ready(planned, paced, mail)
         for one in made:
@@ -164,8 +164,8 @@ class PacedLauncher:
     ) -> list[ReadyDelay]:
         """Issue a collective by copy engines as a delay, during which the driver copies the data.
 
-        `copied` has the time of the node's copies; `paced` is the same collective on SMs, for graph captures
-        and drivers that cannot delay a stream.
+        `copied`: the time of the node's copies. `paced`: the same collective on SMs, for graph captures and
+        for drivers that cannot delay a stream.
         """
         self._delays = self._delays or StreamDelays(self._driver)
         device = self._device()
@@ -181,7 +181,7 @@ class PacedLauncher:
         return [one]
 
     def memory(self, address: int, size: int) -> int:
-        """Allocate `size` bytes of GPU memory; with 0, free the memory at `address`."""
+        """Allocate `size` bytes of GPU memory and return the address; if `size` is 0, free `address`."""
         made = c_uint64(address)
         if size:
             self._driver.call("cuMemAlloc_v2", ctypes.byref(made), c_size_t(size))
@@ -190,7 +190,7 @@ class PacedLauncher:
         return 0
 
     def copy(self, planned: PlannedKernel) -> None:
-        """Only move the data, as NCCL does where a communicator has one rank."""
+        """Only move the data, as NCCL does if a communicator has one rank."""
         for given in driver_copies(planned, planned.call.stream):
             self._driver.call(*given)
 
@@ -218,7 +218,7 @@ class PacedLauncher:
         return device.functions[key]
 
     def _scratch(self, device: _Device, ctas: int, threads: int) -> int:
-        """The address of scratch memory; a larger block replaces it, the old one stays allocated."""
+        """The address of scratch memory. To grow, it is allocated anew; the old block stays allocated."""
         size = scratch_bytes(ctas, threads)
         if size > device.scratch_size:
             address = c_uint64()

@@ -1,7 +1,8 @@
 """Messages to a ghost stage of a pipeline: the part of a paced kernel that posts them and waits for answers.
 
-A ghost stage answers a message `latency_ns` after it has arrived, and one message per `period_ns`: the kernel
-that sends it computes when, and the kernel that receives the answer waits until then.
+A ghost stage answers a message `latency_ns` after its arrival, and at most one message per `period_ns`. The
+kernel that sends a message computes when its answer is ready; the kernel that receives the answer waits until
+then.
 """
 
 from __future__ import annotations
@@ -11,21 +12,21 @@ from collections.abc import Mapping
 from ctypes import c_uint64
 
 MAIL_SLOTS = 1024
-"""Messages that may wait for their answers at once; a power of two."""
+"""Maximum number of unanswered messages; a power of two."""
 MOST_ANSWER_CYCLES = 8_000_000_000
-"""A receive waits no longer than this, about 4 s, for the message that it is the answer to."""
+"""Upper bound of a receive's wait for its answer, in clock cycles: about 4 s."""
 
 
 class Mailbox(ctypes.Structure):
-    """In GPU memory, per peer: how many messages were sent, and when the answer to each is ready."""
+    """In GPU memory, one per peer: the number of messages sent, and when the answer to each is ready."""
 
     _fields_ = (("sent", c_uint64), ("last_ready_ns", c_uint64), ("ready_ns", c_uint64 * MAIL_SLOTS))
 
 
 def mail_text(fields: Mapping[str, int]) -> str:
-    """PTX that posts the message that is sent, then waits for the answer that is received.
+    """PTX that posts the message that the kernel sends, then waits for the answer that it receives.
 
-    `fields`: offsets of the kernel's arguments.
+    `fields`: byte offsets of the kernel's arguments.
     """
     slot = f"""
   sub.u32 %b, %a, 1;

@@ -1,8 +1,8 @@
-"""PacedPeers: ranks of a node as data on this GPU, whose transfers take the time of the node's links.
+"""PacedPeers: peers on a node as data on this GPU, whose transfers take the time of the node's links.
 
-The data that a peer sends does not change, so it is put where it will arrive once, before the first call. A
-transfer is then only its time: by copy engines a delay without CTAs (weft.comm.paced_delay), by SMs a paced
-kernel with the CTAs and the memory traffic of the node's send and receive.
+The data of a peer does not change, so it is copied to its destination once, before the first call. A
+transfer then only takes time: by copy engines it is a delay without CTAs (weft.comm.paced_delay), by SMs a
+paced kernel with the CTAs and the memory traffic of the node's send and receive.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from weft.gpu.driver import load_driver
 
 
 class PacedPeers(HostPeers):
-    """A group as `HostPeers`, of which this process is one rank of a node.
+    """A group like `HostPeers` in which this process is one rank of a node.
 
-    `held`: as for `HostPeers`; it stays on the GPU and must not change. `node`: a node profile, by name or
-    file. Results are those of `HostPeers` with the same data.
+    `held`: as in `HostPeers`, but it stays on the GPU and must not change. `node`: a node profile, by name or
+    file. Results equal those of `HostPeers` with the same data.
     """
 
     def __init__(self, held: Sequence[torch.Tensor | None], node: str, rank: int = 0) -> None:
@@ -42,7 +42,7 @@ class PacedPeers(HostPeers):
         return self.node.copy_engines is not None and self.size() <= self.node.domain
 
     def copy_us(self, nbytes: int) -> float:
-        """Microseconds of a copy by copy engines at their whole rate. Raises UsageError without any."""
+        """Microseconds of a copy at the copy engines' full rate. Raises UsageError if there are none."""
         rate = self.node.copy_engines
         if rate is None or not self.copies:
             raise UsageError(
@@ -51,7 +51,7 @@ class PacedPeers(HostPeers):
         return nbytes / rate.gb_s / 1e3
 
     def kernel(self, nbytes: int, peers: int, stream: int) -> Callable[[], None]:
-        """A function that launches the send and receive of so many bytes with so many peers."""
+        """A function that launches the send and receive of `nbytes` in all with `peers` peers on a stream."""
         ranks = self.size()
         kind = "all_to_all" if peers > 1 else "send_recv"
         size = nbytes * ranks // (ranks - 1) if peers > 1 else nbytes

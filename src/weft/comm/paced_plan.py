@@ -1,7 +1,8 @@
-"""What a paced collective moves: NCCL calls of one rank as copies within its memory, and the time they take.
+"""Plan what a paced collective moves: NCCL calls of one rank become copies within its memory.
 
-Every ghost rank has the data of this rank. A sum is then this rank's input times the number of ranks, a
-gathered buffer holds this rank's part once per rank, and a ghost sends what this rank sends to itself.
+Every ghost rank has the data of this rank. So a sum is this rank's input times the number of ranks, a
+gathered buffer contains this rank's part once per rank, and a ghost sends the part that this rank sends to
+itself.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ SCALED_TYPES = {
     "int32": "sum_i32",
     "int64": "sum_i64",
 }
-"""Types that the kernel itself can sum."""
+"""Kernel operation by data type, for the types that the kernel can sum."""
 SCRATCH_UNITS = 16
-"""Units of scratch memory per CTA, for reads and for writes: about the size of an NCCL channel's buffer."""
+"""Units of scratch memory per CTA, each for reads and writes: about the size of an NCCL channel's buffer."""
 LEAST_UNIT_BYTES = 512
-CYCLES_PER_NS = 4  # twice the fastest clock, so that the bound by cycles never ends a collective early
+CYCLES_PER_NS = 4  # twice the fastest clock, so that the cycle limit never ends a collective early
 _SPARE_CYCLES = 20_000_000
 
 
 @dataclass(frozen=True)
 class RankCopy:
-    """`copies` times the same bytes from `source` (0: zeros), one after the other, to `target`."""
+    """Copies `size_bytes` at `source` (0: zeros) to `target`, `copies` times one after the other."""
 
     source: int
     target: int
@@ -50,13 +51,13 @@ class RankCopy:
 
 @dataclass(frozen=True)
 class RankCall:
-    """One NCCL call of a rank: addresses and bytes, without a device."""
+    """One NCCL call of a rank as plain data; planning it needs no device."""
 
     operation: str
     send: int
     recv: int
     size_bytes: int
-    """The call's count times the size of its type."""
+    """The call's element count times the size of an element."""
     type_name: str
     reduction: int
     peer: int
@@ -68,25 +69,25 @@ class RankCall:
     cluster: int | None = None
     algorithm: str | None = None
     copies: bool = False
-    """Copy engines are asked for, and its buffers allow them."""
+    """The call asks for copy engines, and its buffers allow them."""
     stride: int = 1
-    """GPUs from one rank of the communicator to the next."""
+    """Distance in GPUs from one rank of the communicator to the next."""
 
 
 @dataclass(frozen=True)
 class PlannedKernel:
-    """One kernel: what it moves, and the collective of the node whose time and CTAs it takes."""
+    """One kernel: the copies that it makes, and the collective that determines its time and CTAs."""
 
     kind: str
     node_bytes: int
-    """Size of the collective by nccl-tests' convention."""
+    """Size of the collective in bytes, as nccl-tests counts it."""
     operation: str
     """One of paced_kernel.ELEMENT_BYTES."""
     copies: tuple[RankCopy, ...]
     call: RankCall
     sent_to: int | None = None
     received_from: int | None = None
-    """The one peer of a point-to-point transfer, by direction."""
+    """Peer of a point-to-point transfer in this direction; None: no such transfer, or several peers."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,11 @@ class Mail:
 
 
 class GhostStages:
-    """The stages behind this rank: each takes `stage_us` for a message, forward and backward.
+    """The pipeline stages after this rank: each takes `stage_us` per message, forward and backward together.
 
-    A message is answered when all stages behind have processed it, with at most one answer per `stage_us`. A
-    receive gets the answer to the oldest unanswered message to that peer that was sent before the receive's
-    group; if there is none, it does not wait. This fits schedules with one stage per rank.
+    A message is answered when all these stages have processed it, with at most one answer per `stage_us`. A
+    receive waits for the answer to the oldest unanswered message to its peer among those sent before the
+    receive's group. Without such a message it does not wait. This models schedules with one stage per rank.
     """
 
     def __init__(self, stage_us: float) -> None:
@@ -115,10 +116,10 @@ class GhostStages:
         self._answered: Counter[tuple[int, int]] = Counter()
 
     def mail(self, planned: PlannedKernel, mailbox: Callable[[int, int], int]) -> Mail | None:
-        """What a kernel posts and awaits; `mailbox(comm, peer)` gives the address."""
+        """The message and the answer of a kernel; None: neither. `mailbox(comm, peer)` gives the address."""
         comm, sent_to, source = planned.call.comm, planned.sent_to, planned.received_from
         post = answer = 0
-        # Both sides of a pipeline are the same peer for rank 0; with two peers, only the send is a message.
+        # Rank 0 sends to and receives from the same peer. If the peers differ, only the send is a message.
         peer = sent_to if sent_to is not None else source
         if not self.stage_us or peer is None:
             return None
@@ -136,7 +137,7 @@ class GhostStages:
 
 
 def plan_calls(calls: Sequence[RankCall]) -> list[PlannedKernel]:
-    """The kernels of a group of calls. Sends and receives of a communicator on a stream share one."""
+    """The kernels of a group of calls. Sends and receives of a communicator on one stream share a kernel."""
     found = [_collective(call) for call in calls if call.operation not in ("send", "recv")]
     pairs: dict[tuple[int, int], list[RankCall]] = {}
     for call in calls:
@@ -176,7 +177,7 @@ def _collective(call: RankCall) -> PlannedKernel:
 
 
 def _exchange(calls: Sequence[RankCall]) -> PlannedKernel:
-    """Sends and receives as one kernel: an all-to-all where there is more than one peer."""
+    """Sends and receives as one kernel; with more than one peer it is an all-to-all."""
     own = calls[0].rank
     sends = [call for call in calls if call.operation == "send"]
     kept = [call for call in sends if call.peer == own]
@@ -185,7 +186,7 @@ def _exchange(calls: Sequence[RankCall]) -> PlannedKernel:
     copies: list[RankCopy] = []
     for call in calls:
         if call.operation == "recv":
-            # Without a part of its own, an all-to-all gets from each ghost what it sends there.
+            # If this rank sends itself no part, each ghost of an all-to-all returns the part it is sent.
             given = kept or [one for one in sends if several and one.peer == call.peer]
             source = next((one.send for one in given if one.size_bytes == call.size_bytes), 0)
             _append(copies, RankCopy(source, call.recv, call.size_bytes))
@@ -199,7 +200,7 @@ def _exchange(calls: Sequence[RankCall]) -> PlannedKernel:
 
 
 def _append(copies: list[RankCopy], new: RankCopy) -> None:
-    """Add a copy, or extend the last one if it continues it."""
+    """Add a copy, or extend the last copy if the new one continues it."""
     last = copies[-1] if copies else None
     if (
         last is not None
@@ -219,14 +220,14 @@ def _planned(call: RankCall, kind: str, node_bytes: int, copies: Sequence[RankCo
 
 
 def _copy_operation(copies: Sequence[RankCopy]) -> str:
-    """The copy with the widest elements that divide all addresses and sizes."""
+    """The copy operation with the widest element whose size divides all addresses and sizes."""
     numbers = [number for copy in copies for number in (copy.source, copy.target, copy.size_bytes)]
     width = math.gcd(8, *numbers)
     return f"copy{width}"
 
 
 def split_kernel(planned: PlannedKernel) -> list[tuple[PlannedKernel, float]]:
-    """The kernel in parts that fit into one launch, each with its share of the time."""
+    """Split a kernel into parts that fit into one launch each, with their shares of the time."""
     total = sum(copy.size_bytes * copy.copies for copy in planned.copies)
     if len(planned.copies) <= SEGMENTS:
         return [(planned, 1.0)]
@@ -239,7 +240,7 @@ def split_kernel(planned: PlannedKernel) -> list[tuple[PlannedKernel, float]]:
 
 
 def unit_bytes(total_bytes: int, ctas: int, threads: int) -> int:
-    """Bytes that a CTA moves at a time: its share if that is small, else 16 vectors per thread."""
+    """Bytes that a CTA moves at a time: 16 vectors per thread, or its whole share if that is smaller."""
     share = -(-total_bytes // max(1, ctas))
     rounded = -(-share // LEAST_UNIT_BYTES) * LEAST_UNIT_BYTES
     return max(LEAST_UNIT_BYTES, min(rounded, threads * VECTORS * VECTOR_BYTES))
@@ -257,7 +258,7 @@ def kernel_arguments(
     scratch: int,
     mail: Mail | None = None,
 ) -> KernelArguments:
-    """The kernel's parameter. Traffic beyond the copies themselves goes to scratch memory."""
+    """The kernel's parameter. Memory traffic beyond that of the copies goes to scratch memory."""
     written = sum(copy.size_bytes * copy.copies for copy in planned.copies)
     read = sum(copy.size_bytes * copy.copies for copy in planned.copies if copy.source)
     unit = unit_bytes(max(read_bytes, write_bytes, written), ctas, threads)
@@ -287,5 +288,5 @@ def kernel_arguments(
 
 
 def scratch_bytes(ctas: int, threads: int) -> int:
-    """Scratch memory that `ctas` CTAs may touch, whatever the unit."""
+    """Bytes of scratch memory that `ctas` CTAs need at most, whatever the unit."""
     return 2 * SCRATCH_UNITS * ctas * threads * VECTORS * VECTOR_BYTES

@@ -30,17 +30,17 @@ class SymmetricBuffer:
         self._timeout_ms = max(1, math.ceil(timeout_s * 1000))
 
     def matrix(self, rank: int, offset: int, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
-        """A matrix in a rank's part, from a byte offset."""
+        """A matrix in a rank's part of the buffer, at a byte offset."""
         size = rows * cols * dtype.itemsize
         whole: torch.Tensor = self._handle.get_buffer(rank, (self._size,), torch.uint8)
         return whole[offset : offset + size].view(dtype).view(rows, cols)
 
     def barrier(self, which: int) -> None:
-        """On the current stream: wait until every rank is here; after the timeout, an error."""
+        """On the current stream: wait until every rank has reached this barrier; fails after the timeout."""
         self._handle.barrier(channel=which, timeout_ms=self._timeout_ms)
 
     def signal(self, rank: int, message: int) -> None:
-        """On the current stream: signal to a rank that earlier work is done."""
+        """On the current stream: signal to a rank that earlier work on the stream is done."""
         self._handle.put_signal(rank, channel=BARRIERS + message % CHANNELS, timeout_ms=self._timeout_ms)
 
     def wait_signal(self, rank: int, message: int) -> None:
@@ -62,10 +62,10 @@ def _round_up(size: int) -> int:
 
 
 def zero_cta_options() -> Any:
-    """Options of a group whose NCCL collectives are copies by copy engines: they take no SM.
+    """Options of a group whose NCCL collectives are copies by copy engines, which use no SM.
 
-    NCCL does so for all-gather and all-to-all of registered buffers within an NVLink domain, from 2.28.
-    None where ranks are ghosts: their calls ask for zero CTAs under comm.engine dma.
+    NCCL 2.28 and newer copy for all-gather and all-to-all of registered buffers within an NVLink domain.
+    None if ranks are ghosts: under comm.engine dma, each of their calls asks for zero CTAs.
     """
     import torch.distributed as dist
 
@@ -83,7 +83,8 @@ def zero_cta_options() -> Any:
 def zero_cta_group(ranks: list[int] | None = None, options: Any = None, **more: Any) -> Any:
     """A new group with `zero_cta_options`. A collective call.
 
-    `options`: as `zero_cta_options` made them; `more`: further arguments of `torch.distributed.new_group`.
+    `options`: from `zero_cta_options`; None: made here. `more`: other arguments of
+    `torch.distributed.new_group`.
     """
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Executor, the interface to run a Workload, and the reference times of a workload."""
+"""Executor, the interface that runs a Workload, and References, the times of a workload without overlap."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class HungError(WeftError):
 
 
 class WorkerDiedError(WeftError):
-    """The process that ran the workload exited."""
+    """The worker process exited, or raised an unexpected error."""
 
 
 class WrongResultError(WeftError):
@@ -34,11 +34,11 @@ class PipelineSample:
 
     ms: float
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Clocks (MHz), temperature (°C) and power (W), if known."""
+    """Facts about the run, such as clocks (MHz), temperature (°C) and power (W), if known."""
 
 
 class Executor(Protocol):
-    """Runs a Workload under a Policy on `device`; `simulated`: the device is a model."""
+    """Runs a Workload under a Policy on `device`; `simulated` is true if the device is a model."""
 
     device: str
     simulated: bool
@@ -61,7 +61,7 @@ class Executor(Protocol):
 
 
 NO_ROOM = 0.02
-"""Fraction of the sequential time below which a possible gain is within noise."""
+"""A possible gain below this fraction of the sequential time is within noise."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,10 @@ class References:
         return high + low / self.iterations
 
     def bound_ms(self, held_sms: int, sms: int) -> float:
-        """The least possible time in ms where running collectives hold `held_sms` of the GPU's `sms` SMs.
+        """The least possible time in ms if a running collective holds `held_sms` of the GPU's `sms` SMs.
 
-        SM-time is conserved: compute needs all SMs for its time alone, collectives theirs. Not below ideal.
+        SM-time is conserved: compute needs all SMs for its time alone, and collectives need `held_sms` for
+        theirs. The bound is never below the ideal.
         """
         low = min(self.compute_ms, self.comm_ms)
         shared = self.compute_ms + self.comm_ms * held_sms / sms + low / self.iterations
@@ -94,6 +95,6 @@ class References:
 
 
 def fraction_of_ideal(ms: float, sequential_ms: float, ideal_ms: float) -> float | None:
-    """(sequential - measured) / (sequential - ideal); None if ideal is close to sequential."""
+    """(sequential - measured) / (sequential - ideal); None if the ideal is within noise of sequential."""
     room = sequential_ms - ideal_ms
     return (sequential_ms - ms) / room if room > NO_ROOM * sequential_ms else None

@@ -34,9 +34,9 @@ FITTED = (
     "comm_miss",
 )
 FRACTIONS = ("library_efficiency", "matrix_efficiency", "attention_efficiency", "comm_miss")
-"""Figures that cannot exceed 1."""
+"""Fitted figures that cannot exceed 1."""
 FIRST_STEP, LAST_STEP = 0.2, 0.01
-"""Relative steps of the fit."""
+"""Relative step sizes at which the fit of a figure starts and ends."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Reading:
 
 
 def probes() -> list[Probe]:
-    """The probes; for each figure of the model, a workload that depends on it strongly."""
+    """The probes. For each figure of the model, one of the workloads depends strongly on it."""
     found = []
 
     def gemm(tile_k: int, grid: tuple[int, int] | None) -> Workload:
@@ -92,7 +92,7 @@ def probes() -> list[Probe]:
 
 
 def take(measure: Callable[[Probe], float], chosen: Sequence[Probe]) -> tuple[list[Reading], list[str]]:
-    """Measure the probes; returns the readings, and a line for each probe that cannot run."""
+    """Measure the probes. Returns the readings, and one line for each probe that cannot run."""
     readings, problems = [], []
     for probe in chosen:
         try:
@@ -121,7 +121,7 @@ def fit_profile(
     source: str = "",
     clock: Callable[[], float] = time.monotonic,
 ) -> Profile:
-    """Fit the figures to the readings by coordinate descent with shrinking steps."""
+    """Fit the figures to the readings by coordinate descent with shrinking steps, for at most `budget_s`."""
     until = clock() + budget_s
     best, least = start, error(start, readings, ctas)
     steps = dict.fromkeys(FITTED, FIRST_STEP)

@@ -1,4 +1,4 @@
-"""Clocks, temperature and power of a GPU through NVML (ctypes); empty without NVML."""
+"""Clocks, temperature and power of a GPU, read through NVML with ctypes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Clocks:
         return bool(nvml.nvmlDeviceGetHandleByIndex_v2(index, byref(self._gpu)) == 0)
 
     def read(self) -> dict[str, float]:
-        """`sm_mhz`, `memory_mhz`, `celsius` and `watts`, as far as this GPU reports them."""
+        """`sm_mhz`, `memory_mhz`, `celsius`, `watts` as far as this GPU reports them; empty without NVML."""
         if self._nvml is None:
             return {}
         found: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""The compute operation of a Workload as a callable, on a GPU or a CPU."""
+"""Build the compute operation of a Workload as a callable, for a GPU or a CPU."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from weft.workload import Compute
 ComputeCall = Callable[[], object]
 """Runs the compute of one iteration."""
 SEED = 1729
-"""Seed of the inputs."""
+"""Seed of the random inputs."""
 
 
 def build_compute(compute: Compute, device: Any, lane: int = 0) -> ComputeCall:
-    """The callable of one iteration. Every lane (stream) has its own tensors.
+    """The callable that runs one iteration. Every lane (stream) has its own tensors.
 
     Inputs are random, because a GPU runs faster on zeros than on real data.
     """

@@ -25,12 +25,12 @@ from weft.timeline import Timeline
 from weft.workload import BASELINE_CTAS, DTYPE_BYTES, MODES, Workload, check_resident
 
 MAX_SPIN_MS = 80.0
-"""Longest spin kernel that hides the launches."""
+"""Longest run time of the spin kernel that hides the launches."""
 
 
 @dataclass
 class Prepared:
-    """A workload with its streams, callables and buffers."""
+    """A workload with its compute streams, callables and buffers."""
 
     workload: Workload
     lanes: list[Any]
@@ -54,7 +54,7 @@ class CudaExecutor:
         ranks: Any = None,
         shim: Any = None,
     ) -> None:
-        """`baseline_ctas`: CTAs of a collective where a policy has none; None: the library's choice."""
+        """`baseline_ctas`: CTAs of a collective if the policy sets none; None: the library's choice."""
         self._gpu = gpu or TorchGpu()
         self._make_ranks = ranks or (PacedMaker(node) if node else NcclMaker())
         self._shim = shim if shim is not None else _find_shim()
@@ -81,12 +81,12 @@ class CudaExecutor:
                 prepared.payload.check(workload)
             if hidden or prepared.spin_ms >= MAX_SPIN_MS:
                 break
-            prepared.spin_ms *= 2  # the GPU caught up with the launches, so the time includes launch skew
+            prepared.spin_ms *= 2  # the GPU caught up with the launches, so the time includes gaps
         ms = self._gpu.elapsed_ms(begin, end)
         return PipelineSample(ms, {**self._gpu.clocks.read(), "launches_hidden": hidden})
 
     def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
-        """Run the pipeline once under the profiler, or with events if it records no kernels."""
+        """Run the pipeline once under the profiler; if that records no kernels, once more with events."""
         prepared, pipeline = self._ready(workload, policy, mode)
 
         def once() -> None:
@@ -104,7 +104,7 @@ class CudaExecutor:
         return spans.from_marks(begin, marks, self._gpu.elapsed_ms)
 
     def info(self) -> dict[str, Any]:
-        """GPU, versions, and whether the shim is loaded."""
+        """The GPU, the versions, and whether the shim is loaded."""
         found = {**self._gpu.info(), "ranks": "ghost ranks in one process", "shim": self._shim is not None}
         return {**found, "baseline_ctas": self.baseline_ctas, **self._make_ranks.info()}
 
@@ -122,7 +122,7 @@ class CudaExecutor:
         ctas, here = policy.max_ctas or self.baseline_ctas, self._ranks_here(workload)
         acting = policy if mode == "overlap" else Policy()
         if acting.comm_rules:
-            acting = replace(acting, max_ctas=ctas)  # of collectives that no rule is for
+            acting = replace(acting, max_ctas=ctas)  # for collectives without a rule
             ctas = acting.communicator_ctas(ctas)
         if here == workload.ranks and ctas is not None:
             check_resident(workload, ctas, self._gpu.sm_count)
@@ -135,7 +135,7 @@ class CudaExecutor:
         pipeline = Pipeline(self._gpu, prepared.lanes, prepared.calls, streams, collective, mode, wait_us)
         key = (mode == "compute", ctas, acting)
         if key not in prepared.warm:
-            # Load kernels on every lane; controls that act after a collective need a second iteration.
+            # Load the kernels on every lane. Controls that act after a collective need a second iteration.
             later = acting.head_start_mode != "none" or acting.when == "overlap" or acting.sm_reserve > 0
             least = 2 if later else 1
             pipeline.issue(max(least, workload.compute_streams), 0.0)
@@ -161,7 +161,7 @@ class CudaExecutor:
             self._applied = policy
 
     def _follow_rules(self, policy: Policy) -> None:
-        """Apply the rules of the policy in force to the collectives, of which a communicator exists now."""
+        """Let the shim apply the policy's comm.rules, which it can once a communicator exists."""
         rules = (policy.comm_rules, policy.max_ctas) if policy.comm_rules else ((), None)
         if rules == self._rules:
             return
@@ -196,7 +196,7 @@ class CudaExecutor:
         return self._prepared
 
     def _buffers(self, workload: Workload) -> Buffers:
-        """The collective's buffers, kept because workloads of a suite mostly share them."""
+        """The collective's buffers. They are kept, because most workloads of a suite can share them."""
         key = (workload.collective, workload.elements, workload.ranks, workload.compute.dtype)
         if self._held is None or self._held[0] != key:
             self._held = None  # free the old buffers first
@@ -206,7 +206,7 @@ class CudaExecutor:
         return self._held[1]
 
     def _ranks_here(self, workload: Workload) -> int:
-        """Ranks whose collectives run on this GPU."""
+        """Number of ranks whose collectives run on this GPU."""
         count = getattr(self._make_ranks, "ranks_here", None)
         return count(workload.ranks) if count is not None else workload.ranks
 

@@ -12,16 +12,16 @@ from weft.ranks import launched_ranks
 from weft.workload import BASELINE_CTAS
 
 DEFAULT_SIMULATED = "sim:h100"
-"""`auto` on a machine without a GPU."""
+"""The device that `auto` means on a machine without a GPU."""
 
 
 def has_gpu() -> bool:
-    """Whether this machine has a GPU driver; does not load it."""
+    """Whether this machine has a GPU driver. Does not load it."""
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))
 
 
 def resolve(device: str) -> str:
-    """The device name; `auto` is the GPU of this machine, or a simulated one without a GPU."""
+    """The device name, with `auto` replaced: the GPU of this machine, or a simulated one if it has none."""
     if device == "auto":
         return "cuda" if has_gpu() else DEFAULT_SIMULATED
     if device not in ("cuda", "cpu") and not device.startswith("sim:"):
@@ -30,7 +30,7 @@ def resolve(device: str) -> str:
 
 
 def paper_device(device: str) -> str | None:
-    """The node of arXiv:2606.09200 that a simulated node stands for; None for other devices."""
+    """The device of the arXiv:2606.09200 node with this simulated GPU; None for other devices."""
     from weft.sim.profile import PAPER_NODE, PAPER_RANKS
 
     name = device.removeprefix("sim:").removesuffix(PAPER_NODE)
@@ -38,14 +38,14 @@ def paper_device(device: str) -> str | None:
 
 
 def paper_ranks(device: str) -> int:
-    """The ranks of a node that `paper_device` named."""
+    """The number of ranks of a device from `paper_device`."""
     from weft.sim.profile import PAPER_NODE, PAPER_RANKS
 
     return PAPER_RANKS[device.removeprefix("sim:").removesuffix(PAPER_NODE)]
 
 
 def check_device(device: str, node: str = "") -> None:
-    """Refuse a simulated GPU or a node that does not exist, or a pair that does not fit; starts nothing."""
+    """Reject an unknown simulated GPU or node, or a combination that does not fit. Starts nothing."""
     if device.startswith("sim:"):
         _simulated(device.removeprefix("sim:"), BASELINE_CTAS, node)
     elif node:
@@ -60,9 +60,9 @@ def open_executor(
     under_shim: bool = True,
     node: str = "",
 ) -> Executor:
-    """The executor of a device: one rank per process under torchrun, ghost ranks on one GPU otherwise.
+    """The executor for a device: one rank per process under torchrun, otherwise ghost ranks on one GPU.
 
-    `node`: a node profile; this GPU, or the simulated one, is then rank 0 of that node.
+    `node`: a node profile; the real or simulated GPU is then rank 0 of that node. Empty: none.
     """
     device = resolve(device)
     if device.startswith("sim:"):

@@ -1,7 +1,7 @@
 """One rank per process (torchrun): the same Workload over torch.distributed, on GPUs or, with gloo, on CPUs.
 
-All ranks make the same calls in the same order, and every time returned is that of the slowest rank, so that
-a race makes the same decisions on every rank.
+All ranks make the same calls in the same order. Every time returned is that of the slowest rank, so that a
+race makes the same decisions on every rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weft.workload import MODES, Workload
 
 
 class DistExecutor:
-    """This process is one rank. CPUs are for correctness only: their times mean little."""
+    """Runs this process's rank. CPUs are for correctness only: their times mean little."""
 
     simulated = False
 
@@ -79,7 +79,7 @@ class DistExecutor:
         return PipelineSample(self._ranks.most(ms), facts)
 
     def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
-        """The timeline of this rank's GPU."""
+        """The timeline of this rank's GPU; empty on a CPU."""
         if not self._cuda:
             return spans.from_rows([])
 
@@ -90,7 +90,7 @@ class DistExecutor:
         return found if found is not None else spans.from_rows([])
 
     def info(self) -> dict[str, Any]:
-        """GPU, versions, ranks and backend."""
+        """The GPU, versions, ranks and backend."""
         own = self._gpu.info() if self._gpu else {}
         return {**own, "ranks": f"{self.size} processes", "backend": "nccl" if self._cuda else "gloo"}
 
@@ -123,7 +123,7 @@ class DistExecutor:
         return self._prepared[1:]
 
     def _own(self, workload: Workload) -> Workload:
-        """The workload with one rank per process."""
+        """The workload with as many ranks as processes."""
         return workload.but(ranks=self.size)
 
     def _apply(self, policy: Policy) -> None:
@@ -168,7 +168,7 @@ class DistExecutor:
             if mode != "comm":
                 calls[0]()
             if work is not None:
-                work.wait()  # collectives share one buffer, so this one must end first
+                work.wait()  # collectives share one buffer, so the previous one must end first
             if mode != "compute":
                 work = groups.issue(workload.collective, send, recv, group)
                 if mode == "sequential":

@@ -1,4 +1,4 @@
-"""The operations that the lab needs on a GPU, as one object that tests replace by a fake."""
+"""The GPU operations that the lab needs, as one object that tests can replace with a fake."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.execute.clocks import Clocks
 FLUSH_BYTES = 256 << 20
 """Several times the L2 of any current GPU."""
 CALIBRATION_CYCLES = 8_000_000
-"""Length of the sleep that is timed to convert milliseconds to cycles."""
+"""Cycles of the sleep that is timed to convert milliseconds to cycles."""
 
 
 class TorchGpu:
@@ -88,7 +88,7 @@ class TorchGpu:
         return CALIBRATION_CYCLES / max(self.elapsed_ms(start, end), 0.1)
 
     def info(self) -> dict[str, Any]:
-        """Name and SMs of the GPU, and versions of the software."""
+        """Name and SM count of the GPU, and software versions."""
         torch = self._torch
         found = {"gpu": self.name, "sm_count": self.sm_count, "torch": torch.__version__}
         found["cuda"] = torch.version.cuda or f"hip {torch.version.hip}"

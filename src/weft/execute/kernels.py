@@ -1,4 +1,4 @@
-"""Triton kernels. Imported only if Triton is installed; policy rules match their names."""
+"""Triton kernels of the lab. Policy rules match their names. Import fails without Triton."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def weft_gemm(
 ) -> None:
     """C = A·B (row-major, contiguous), optionally with GELU, on the matrix or the vector units.
 
-    Each block loops over tiles with the grid as stride, so any grid works: a small one is persistent, surplus
-    blocks of a large one exit immediately."""
+    Each block loops over tiles with the grid as stride, so any grid works: the blocks of a small grid are
+    persistent, and surplus blocks of a large grid exit immediately."""
     # Hoisting out of these loops costs up to 45 registers per thread (171 instead of 126 at 128x128x64).
     for tile_m in tl.range(
         tl.program_id(1), tl.cdiv(size_m, TILE_M), tl.num_programs(1), num_stages=1, disable_licm=True
@@ -34,9 +34,9 @@ def weft_gemm(
         for tile_n in tl.range(
             tl.program_id(0), tl.cdiv(size_n, TILE_N), tl.num_programs(0), num_stages=1, disable_licm=True
         ):
-            # Scalars in 64 bits, offsets within a tile in 32: fewer registers, so more blocks fit on an SM.
+            # 64-bit scalars with 32-bit offsets in a tile need fewer registers: more blocks fit on an SM.
             first_m, first_n = tile_m * TILE_M, tile_n * TILE_N
-            # Reading from wrapped rows and columns keeps the loads free of masks; the store is masked.
+            # Rows and columns wrap around so that the loads need no masks; the store is masked.
             rows = (first_m + tl.arange(0, TILE_M)) % size_m - first_m
             cols = (first_n + tl.arange(0, TILE_N)) % size_n
             inner = tl.arange(0, TILE_K)
@@ -60,7 +60,7 @@ def weft_gemm(
                 a_base += TILE_K
                 b_base += TILE_K * size_n
             if GELU:
-                # tanh through the exponential, which every Triton back end has
+                # tanh via exp, which every Triton back end has
                 x = 0.7978845608 * (total + 0.044715 * total * total * total)
                 total = total * (1.0 - 1.0 / (1.0 + tl.exp(2.0 * x)))
             rows = tl.arange(0, TILE_M)
@@ -83,7 +83,7 @@ def launch_gemm(
     gelu: bool = False,
     vector: bool = False,
 ) -> None:
-    """C = A·B on the current stream; `vector`: without the matrix units."""
+    """C = A·B on the current stream. `vector`: on the vector units instead of the matrix units."""
     (size_m, size_k), size_n = a.shape, b.shape[1]
     weft_gemm[grid](
         a,

@@ -1,4 +1,4 @@
-"""Data that the ranks send and must receive: small integers, which every dtype adds exactly."""
+"""Data that ranks send and are expected to receive: small integers, which every dtype adds exactly."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from weft.execute.base import WrongResultError
 from weft.workload import Workload
 
 PERIOD = 7
-"""Period of the data; divides no usual part size, so that a misplaced part is detected."""
+"""Period of the data. It divides no common part size, so that a misplaced part is detected."""
 SAMPLED = 4096
-"""Elements that are verified."""
+"""Number of random elements that are verified."""
 
 
 def torch_dtype(name: str) -> Any:
@@ -31,7 +31,7 @@ def buffer_sizes(workload: Workload) -> tuple[int, int]:
 
 
 def value(rank: int, index: Any) -> Any:
-    """Element `index` of a rank's send buffer; at most PERIOD + 3, so 16 ranks add up exactly in bf16."""
+    """Element `index` of a rank's send buffer: at most PERIOD + 2, so bf16 adds up 16 ranks exactly."""
     return (index + 3 * rank) % PERIOD + rank % 4
 
 
@@ -53,7 +53,7 @@ def expected_values(
 ) -> Any:
     """Expected values at `index` (a tensor of positions) of a rank's receive buffer, as float64.
 
-    `op`: reduction of an all-reduce, `sum` or `max`. `mirrored`: every rank has the data of this one.
+    `op`: reduction of an all-reduce, `sum` or `max`. `mirrored`: every rank has the data of `rank`.
     """
     import torch
 
@@ -75,7 +75,7 @@ def expected_values(
 
 
 def sample_positions(workload: Workload, seed: int, device: Any) -> Any:
-    """Positions of a receive buffer to verify: both ends, the boundaries of parts, and random ones."""
+    """Positions of a receive buffer to verify: both ends, part boundaries, and random positions."""
     import torch
 
     count, part = buffer_sizes(workload)[1], max(1, workload.elements // workload.ranks)
@@ -87,7 +87,7 @@ def sample_positions(workload: Workload, seed: int, device: Any) -> Any:
 
 @dataclass
 class Buffers:
-    """Send and receive buffers of the ranks here, with the positions to verify and their expected values."""
+    """Buffers of the ranks in this process, with the positions to verify and their expected values."""
 
     send: list[Any]
     recv: list[Any]
@@ -100,7 +100,7 @@ class Buffers:
     ) -> Buffers:
         """Buffers of all ranks, or of the first `ranks_here`; receive buffers are filled with NaN.
 
-        `mirrored`: every rank has the data of the one that receives.
+        `mirrored`: every rank has the data of the receiving rank.
         """
         import torch
 
@@ -115,7 +115,7 @@ class Buffers:
         return cls(send, recv, positions, wanted)
 
     def poison(self) -> None:
-        """Overwrite the positions to verify with NaN."""
+        """Overwrite the positions that are verified with NaN."""
         for buffer in self.recv:
             buffer[self.positions] = math.nan
 

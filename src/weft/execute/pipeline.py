@@ -1,4 +1,4 @@
-"""The pipeline of a Workload on one GPU: launches, their streams and dependencies."""
+"""The pipeline of a Workload on one GPU: launches, streams and dependencies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Pipeline:
-    """Issues the iterations: compute_i, then on every rank's stream collective_i, which depends on it."""
+    """Issues the iterations: compute_i, then collective_i, which depends on it, on every rank's stream."""
 
     def __init__(
         self,
@@ -23,9 +23,9 @@ class Pipeline:
         self.streams, self.collective, self.mode, self.wait_us = streams, collective, mode, wait_us
 
     def issue(self, iterations: int, spin_ms: float, marks: list[Any] | None = None) -> tuple[Any, Any, bool]:
-        """Launch everything. Returns the first and last event, and whether all launches preceded the first.
+        """Launch everything. Returns the begin and end events, and whether all launches preceded the begin.
 
-        `marks`, if given, receives (kind, start, end) of each compute and of rank 0's collectives.
+        `marks`, if given, receives (kind, start event, end event) of each compute and rank 0's collectives.
         """
         gpu, begin, end = self.gpu, self.gpu.event(timing=True), self.gpu.event(timing=True)
         with gpu.on(self.lanes[0]):

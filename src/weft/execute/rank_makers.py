@@ -8,7 +8,7 @@ from weft.errors import WeftError
 
 
 class NcclMaker:
-    """Communicators of all ranks on this GPU; NCCL is loaded with the first."""
+    """Creates communicators of NCCL ranks that share this GPU; loads NCCL on first use."""
 
     def __init__(self) -> None:
         self._library: Any = None
@@ -32,7 +32,7 @@ class NcclMaker:
 
 
 class PacedMaker:
-    """One rank of a node on this GPU; the others are ghosts with its data. NCCL is not needed."""
+    """Creates communicators with one rank of a node on this GPU and ghosts with its data; needs no NCCL."""
 
     mirrored = True
     """Every rank has the data of this one."""
@@ -51,15 +51,15 @@ class PacedMaker:
         return nccl.NcclRanks(self._library, size, ctas, own=0)
 
     def ranks_here(self, size: int) -> int:
-        """Ranks of a communicator that are on this GPU."""
+        """Number of a communicator's ranks on this GPU."""
         return 1
 
     def copies(self, kind: str, size: int) -> bool:
-        """Whether copy engines of the node serve a collective of so many ranks: here, as a delay."""
+        """Whether the node's copy engines, here a delay, can serve a collective of `size` ranks."""
         return self._node.copies(kind, size)
 
     def info(self) -> dict[str, Any]:
-        """The node, and what its figures are based on."""
+        """The node, and the basis of its figures."""
         return {
             "nccl": "none: collectives are paced",
             "ranks": f"rank 0 of {self._node.name}",

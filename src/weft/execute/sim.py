@@ -25,11 +25,10 @@ GHOST = "-ghost"
 
 
 class SimExecutor:
-    """A simulated GPU by name: `h100`, a file of `weft calibrate`, or `h200-ghost`.
+    """A simulated GPU by name: `h100`, a file written by `weft calibrate`, or `h200-ghost`.
 
-    A plain name is a node on which every rank has its own GPU, of which one is simulated. `-ghost` puts all
-    ranks on one GPU, as the lab does. `node`: a node profile, which then has time, CTAs and kernel of
-    collectives.
+    With a plain name, every rank has its own GPU, and one GPU is simulated. With `-ghost`, all ranks share
+    one GPU, as in the lab. `node`: a node profile that determines the time, CTAs and kernel of collectives.
     """
 
     simulated = True
@@ -57,12 +56,12 @@ class SimExecutor:
     def launches(self, workload: Workload, policy: Policy, mode: str = "overlap") -> list[Launch]:
         """The launches of a run."""
         policy = _without_rules(policy, workload)
-        # A node has its own default for each algorithm, which a limit only lowers.
+        # A node has a default for each algorithm, and a limit can only lower it.
         ctas = max(self.node.ctas.values()) if self.node else self.ctas
         return pipeline(workload, policy, mode, self.profile, ghost=self.ghost, ctas=ctas, node=self.node)
 
     def most_ctas(self, workload: Workload) -> int:
-        """Most CTAs per rank of a collective that can all be resident at once."""
+        """Largest number of CTAs per rank with which all CTAs of a collective can be resident at once."""
         figures, gpu = self.profile.figures, self.profile.spec
         shared = round(figures.comm_shared_kib * 1024)
         per_sm = blocks_per_sm(gpu, int(figures.comm_threads), int(figures.comm_registers), shared)
@@ -77,7 +76,7 @@ class SimExecutor:
 
     def _total_s(self, workload: Workload, policy: Policy, mode: str) -> float:
         if mode == "sequential" and workload.iterations > 2:
-            # The GPU is empty between two iterations, so from the second on each adds the same time.
+            # The GPU is idle between two iterations, so each one from the second on adds the same time.
             one, two = (self._total_s(workload.but(iterations=n), policy, mode) for n in (1, 2))
             return one + (workload.iterations - 1) * (two - one)
         return simulate_launches(self.profile.machine(), self.launches(workload, policy, mode)).total_s
@@ -110,7 +109,7 @@ class SimExecutor:
 
 
 def _without_rules(policy: Policy, workload: Workload) -> Policy:
-    """The policy with the CTAs that its rules give this workload's collective, and no rules."""
+    """The policy without its comm.rules, and with the CTAs that they give this workload's collective."""
     if not policy.comm_rules:
         return policy
     rule = policy.comm_rule_for(workload.collective, workload.whole_bytes)

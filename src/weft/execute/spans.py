@@ -11,13 +11,13 @@ from weft.kernels import is_comm
 from weft.timeline import Kind, Timeline
 
 SPIN = "spin_kernel"
-"""Kernel of torch.cuda._sleep; everything before its end is preparation."""
+"""Name of torch.cuda._sleep's kernel; everything before its end is preparation."""
 OWN_WAIT = "weft_head_start"
-"""Kernel of the shim's head start, which is neither compute nor communication."""
+"""Name of the shim's head-start kernel, which is neither compute nor communication."""
 
 
 def record_timeline(once: Callable[[], None]) -> Timeline | None:
-    """The kernels that `once` runs on the GPU; None if the profiler cannot record them."""
+    """The timeline of what `once` runs on the GPU; None if the profiler cannot record it."""
     try:
         import torch
         from torch.profiler import ProfilerActivity
@@ -30,7 +30,7 @@ def record_timeline(once: Callable[[], None]) -> Timeline | None:
 
 
 def timeline_of(profiler: Any) -> Timeline:
-    """The GPU activity that a stopped torch profiler recorded."""
+    """The GPU activity in a stopped torch profiler."""
     return from_rows(
         [
             (
@@ -46,7 +46,7 @@ def timeline_of(profiler: Any) -> Timeline:
 
 
 def from_rows(rows: Sequence[tuple[int, int, int, str]]) -> Timeline:
-    """A Timeline of (start ns, end ns, stream, kernel name) that begins at the end of the spin kernel."""
+    """A Timeline from rows (start ns, end ns, stream, kernel name), from the end of the spin kernel on."""
     origin = max((end for _, end, _, name in rows if SPIN in name), default=0)
     kept = sorted(row for row in rows if row[0] >= origin and OWN_WAIT not in row[3] and SPIN not in row[3])
     base = kept[0][0] if kept else 0
@@ -63,7 +63,7 @@ def from_rows(rows: Sequence[tuple[int, int, int, str]]) -> Timeline:
 
 
 def from_marks(begin: Any, marks: Sequence[tuple[str, Any, Any]], elapsed_ms: Any) -> Timeline:
-    """A Timeline of (kind, start event, end event). The span of a collective includes its wait for SMs."""
+    """A Timeline from (kind, start event, end event). A collective's span includes its wait for SMs."""
     rows = []
     for kind, start, end in marks:
         first, last = (round(elapsed_ms(begin, event) * 1e6) for event in (start, end))

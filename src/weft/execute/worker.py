@@ -1,6 +1,6 @@
-"""An executor in a separate process under the shim: a hang or a crash costs one measurement.
+"""An executor in a separate process under the shim, so that a hang or a crash costs only one measurement.
 
-The two sides exchange JSON lines over dedicated pipes, so that output of libraries does not interfere.
+The two sides exchange JSON lines over dedicated pipes, so that the output of libraries does not interfere.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KINDS: dict[str, type[errors.WeftError]] = {
 # After these errors the GPU context may be unusable, so the worker is replaced.
 _BROKEN = ("WeftError", "WorkerDiedError", "WrongResultError")
 
-# Inherited limits would override those of each communicator.
+# If inherited, these limits would override those of each communicator.
 _CTA_VARIABLES = ("NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS")
 
 
@@ -50,10 +50,10 @@ def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """A worker's environment: several ranks per GPU, a queue per stream, and the NCCL of WEFT_NCCL."""
     env = {k: v for k, v in inherited.items() if k not in _CTA_VARIABLES}
     env["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
-    # Streams that share a hardware queue block each other, and the lab has more than the default 8.
+    # Streams that share a hardware queue block each other; the lab has more than the default 8 queues.
     env["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
     nccl = env.get("WEFT_NCCL")
-    if nccl:  # torch and the lab must use the same NCCL
+    if nccl:  # torch and the lab must use the same one
         env["LD_PRELOAD"] = ":".join(part for part in (env.get("LD_PRELOAD"), os.path.realpath(nccl)) if part)
     return env
 
@@ -79,7 +79,7 @@ class RemoteExecutor:
         self._asks_plugin = False
         self.restarts = 0
         self.log = ""
-        """The end of the output of the last worker that was replaced."""
+        """The end of the output of the last worker that was stopped."""
         try:
             hello = self._start()
         except BaseException:
@@ -103,7 +103,7 @@ class RemoteExecutor:
         return self._info
 
     def shim_stats(self) -> dict[str, Any]:
-        """Counters of the shim in this worker; empty without the shim."""
+        """The shim's counters in this worker; empty without the shim."""
         return self._job.collect() if self._job is not None and self._process is not None else {}
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class RemoteExecutor:
 
     def _ask(self, op: str, workload: Workload, policy: Policy, mode: str) -> dict[str, Any]:
         if policy.comm_rules and not self._asks_plugin:
-            self.close()  # NCCL looks for a tuner plugin once
+            self.close()  # NCCL looks for a tuner plugin only once, so restart
             self._asks_plugin = True
             self._start()
         if self._process is None:
@@ -220,7 +220,7 @@ class RemoteExecutor:
 
 
 def _with_package(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment with this weft on the module path, also when run from source."""
+    """The environment with this weft on the module path, even if it runs from a source tree."""
     source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
     return {**env, "PYTHONPATH": ":".join(part for part in (source, env.get("PYTHONPATH")) if part)}
 
@@ -255,12 +255,12 @@ def serve_requests(make: Callable[[], Any], requests: IO[bytes], answers: IO[byt
                 answer({"ms": sample.ms, "facts": dict(sample.facts)})
         except Exception as error:
             answer(_problem(error))
-    # Exit without freeing GPU resources: that could wait for a hung collective.
+    # Exit without freeing GPU resources, which could wait for a hung collective.
     os._exit(0)
 
 
 def _problem(error: Exception) -> dict[str, Any]:
-    """An error as an answer; the traceback of an unexpected one goes to the worker's log."""
+    """The answer for an error. Prints the traceback of an unexpected error to the worker's log."""
     if isinstance(error, errors.WeftError):
         return {"error": type(error).__name__, "message": str(error)}
     traceback.print_exc()

@@ -1,4 +1,4 @@
-"""GPU data: presets (specs), blocks per SM (occupancy), the GPUs of this machine (probe), and cost.
+"""GPU data: specs and presets, blocks per SM (occupancy), the GPUs of this machine (probe), and costs.
 
 Nothing here imports torch, and importing the package loads no driver.
 """

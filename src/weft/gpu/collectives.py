@@ -1,10 +1,10 @@
-"""Collectives: seconds of one alone, from its kind, bytes, ranks and the links between them.
+"""The time of a collective that runs alone, from its kind, size, ranks and the links between them.
 
-`collective_s` is the one model of network time: plans and node profiles use it. It needs no job: a `Group`
-(ranks and how many share an NVLink domain), a GPU, a `Network` and the fitted `Links`. Inside a node it is
-`weft.gpu.cost`. Between nodes, all-gather and reduce-scatter run around a ring, as NCCL's do: every rank is a
-hop, so their latency grows with the ranks. All-reduce takes the ring or NCCL's double tree, whichever is
-faster.
+`collective_s` is the only model of network time; plans and node profiles use it. Its inputs are a `Group`
+(ranks, and how many share an NVLink domain), a GPU, a `Network` and the fitted `Links`. Inside a node it uses
+`weft.gpu.cost`. Between nodes, all-gather and reduce-scatter run around a ring, as in NCCL: every rank is a
+hop, so the latency grows with the number of ranks. All-reduce uses the ring or NCCL's double tree, whichever
+is faster.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from weft.gpu.specs import GpuSpec
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that take part, and how many of them share an NVLink domain."""
+    """The ranks of a collective, and how many of them share an NVLink domain."""
 
     ranks: int
     per_domain: int
     span: int
-    """GPUs from the first to the last rank: what decides on oversubscription."""
+    """Number of GPUs from the first to the last rank; it decides whether oversubscription applies."""
 
     @property
     def domains(self) -> int:
@@ -36,7 +36,7 @@ class Group:
 
 
 def group(ranks: int, stride: int, network: Network) -> Group:
-    """Ranks that are `stride` GPUs apart."""
+    """The Group of `ranks` ranks that are `stride` GPUs apart."""
     per_domain = max(1, min(ranks, network.domain // stride if stride <= network.domain else 1))
     while ranks % per_domain:
         per_domain -= 1
@@ -60,11 +60,11 @@ def collective_s(
     *,
     flow_bytes: float = 0.0,
 ) -> float:
-    """Seconds of a collective alone. `bytes_`: the larger buffer of a rank, as in Workload.
+    """Seconds of a collective that runs alone.
 
     `kind`: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `reduce` or `p2p`.
-    `flow_bytes`: of all buckets that follow each other without a gap, where it is one of several: they fill
-    the links together.
+    `bytes_`: the larger buffer of a rank, as in Workload. `flow_bytes`: if the collective is one of several
+    buckets without gaps between them, their total size, because they fill the links together; otherwise 0.
     """
     inside = Inside(link_bytes_per_s(gpu, links), switch_reduces(gpu))
     return group_collective_s(kind, bytes_, g, inside, network, links, flow_bytes=flow_bytes)
@@ -75,7 +75,7 @@ class Inside:
     """The links inside a domain."""
 
     bytes_per_s: float
-    """What a rank sends in a large collective."""
+    """Bytes per second that a rank sends in a large collective."""
     reduces: bool
     """Whether the switch can reduce."""
 
@@ -91,9 +91,9 @@ def group_collective_s(
     flow_bytes: float = 0.0,
     algorithm: str | None = None,
 ) -> float:
-    """`collective_s` for given links inside a domain, and for one algorithm where it is named.
+    """`collective_s` with given links inside a domain, and optionally a given algorithm.
 
-    `algorithm`: of an all-reduce: `ring`, `tree`, `nvls` or `nvlstree`; None: the fastest.
+    `algorithm` of an all-reduce: `ring`, `tree`, `nvls` or `nvlstree`; None: the fastest.
     """
     if g.ranks < 2 or bytes_ <= 0:
         return 0.0
@@ -117,7 +117,7 @@ def group_collective_s(
         ring = 2 * _ring(bytes_, g, inside, network, links, factor)
         tree = _tree(bytes_, g, inside, network, links, factor)
         return start + (ring if algorithm == "ring" else tree if algorithm else min(ring, tree))
-    if kind in ("broadcast", "reduce"):  # each rank passes on all bytes, not (ranks - 1) / ranks of them
+    if kind in ("broadcast", "reduce"):  # each rank passes on all bytes, not (ranks - 1) / ranks
         bytes_ *= g.ranks / (g.ranks - 1)
     return start + _ring(bytes_, g, inside, network, links, factor)
 
@@ -127,7 +127,7 @@ def _hop_s(network: Network, links: Links) -> float:
 
 
 def _ring(bytes_: float, g: Group, inside: Inside, network: Network, links: Links, factor: float) -> float:
-    """Reduce-scatter or all-gather around a ring; each domain sends over as many rails as it has ranks."""
+    """Seconds of a reduce-scatter or all-gather around a ring. A domain sends over one rail per rank."""
     rails = g.per_domain * rail_rate(g, network, links)
     rate = min(inside.bytes_per_s, rails) if g.per_domain > 1 else rails
     latency = (g.ranks - g.domains) * links.ring_us * 1e-6 + g.domains * _hop_s(network, links)
@@ -136,14 +136,14 @@ def _ring(bytes_: float, g: Group, inside: Inside, network: Network, links: Link
 
 
 def _tree(bytes_: float, g: Group, inside: Inside, network: Network, links: Links, factor: float) -> float:
-    """Up and down a double tree between domains; inside each a chain, or the switch."""
+    """Seconds up and down a double tree between domains, with a chain or the switch inside each domain."""
     rate = inside.bytes_per_s
     hops = 2 * (g.per_domain - 1) * links.domain_us * 1e-6
     sent = 2.0 * bytes_ / rate
     if inside.reduces:
         hops = 2 * links.domain_us * 1e-6
         sent = 2 * bytes_ * (g.ranks - 1) / g.ranks / (rate * links.switch_gain)
-    # A node sends its half up and down in both trees; two nodes just exchange halves.
+    # A node sends half of the data up and down in each of the two trees; two nodes only exchange halves.
     crossing = bytes_ if g.domains == 2 and inside.reduces else 2 * bytes_
     sent = max(sent, crossing / (g.per_domain * rail_rate(g, network, links)))
     hops += 2 * math.ceil(math.log2(g.domains)) * _hop_s(network, links)
@@ -151,7 +151,7 @@ def _tree(bytes_: float, g: Group, inside: Inside, network: Network, links: Link
 
 
 def _all_to_all(bytes_: float, g: Group, inside: Inside, network: Network, links: Links) -> float:
-    """Seconds at full bandwidth, inside domains and between them at the same time."""
+    """Seconds at full bandwidth; transfers inside domains and between them overlap."""
     near = bytes_ * (g.per_domain - 1) / g.ranks / inside.bytes_per_s
     far = bytes_ * (g.ranks - g.per_domain) / g.ranks / rail_rate(g, network, links)
     return max(near, far)

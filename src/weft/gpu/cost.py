@@ -1,8 +1,8 @@
-"""The cost of a GEMM and of a collective that run alone: on one GPU, and on the GPUs of one node.
+"""The cost of a GEMM alone on one GPU, and of a collective alone on the GPUs of one node.
 
 Closed forms over a GpuSpec. Callers supply the rates that a GPU reaches (from a simulator profile, a fit or a
 measurement), so that one formula serves the simulator, the fused operations and the planner. docs/models.md
-says what each of them adds, and how far each is from measurements.
+says what each of these adds to it, and how far each is from measurements.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ TILES: tuple[tuple[int, int, float], ...] = (
 """Output tiles (rows, columns) a library chooses from, and the fraction of the largest tiles' rate that each
 reaches (assumed)."""
 TILE_OVERHEAD = 1.0
-"""Multiple of `GemmRates.tile_overhead_s` that each wave takes (assumed; benchmarks/ops/fit_gemm.py)."""
+"""Each wave takes this multiple of `GemmRates.tile_overhead_s` (assumed; benchmarks/ops/fit_gemm.py)."""
 ACCUMULATE_EXPOSED = 1.0
-"""Fraction of the time to read and write C that stays exposed where the result is added to C. An H200 shows
-0.8 with K of 1024 and 1.2 with 128 (8192³ split along K, benchmarks/results/ops/h200_characterize.json)."""
+"""Fraction of the time to read and write C that is not hidden if the result is added to C. On an H200 it is
+0.8 for K = 1024 and 1.2 for K = 128 (8192³ split along K, benchmarks/results/ops/h200_characterize.json)."""
 STEP_K = 64
-"""Elements along K that a tile consumes in one step."""
+"""Elements along K that a tile processes per step."""
 SPLITS = (2, 4, 8, 16)
 """Split-K factors a library chooses from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmRates:
-    """What a GPU reaches in a library's GEMM kernels."""
+    """The rates that a GPU reaches in a library's GEMM kernels."""
 
     efficiency: float
     """Fraction of the peak matrix rate that full waves of large tiles reach."""
     memory_bytes_per_s: float
     tile_overhead_s: float
-    """Time of a tile outside its steps along K: block start and the first load."""
+    """Time of a tile outside its steps along K: start of the block and first load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class GemmCost:
 
     seconds: float
     compute_s: float
-    """Arithmetic alone, in seconds; `seconds` is larger where memory is the limit."""
+    """Time of the arithmetic; `seconds` is larger if memory bandwidth is the limit."""
     memory_bytes: float
-    """Bytes through device memory."""
+    """Bytes read from and written to device memory."""
     tile: tuple[int, int]
     """Rows and columns of an output tile."""
     waves: int
@@ -76,7 +76,7 @@ def gemm_cost(
 ) -> GemmCost:
     """The fastest tiling of C[m, n] = A[m, k] @ B[k, n] for `shape` = (m, n, k).
 
-    `parts`: separate blocks of rows, no tile spans two of them; `sms`: SMs available, 0 for all of them;
+    `parts`: number of separate blocks of rows; no tile spans two of them. `sms`: available SMs, 0 for all.
     `accumulate`: the result is added to C.
     """
     m, n, k = shape
@@ -115,14 +115,14 @@ def matrix_flops(gpu: GpuSpec, dtype: str) -> float:
 
 
 def wave_columns(tiles: int, tile: tuple[int, int]) -> int:
-    """Tiles side by side along N where a wave of `tiles` forms a square: the least traffic to memory."""
+    """Columns of tiles in a wave of `tiles` that forms a square, which causes the least memory traffic."""
     return max(1, round(math.sqrt(tiles * tile[0] / tile[1])))
 
 
 def gemm_traffic_bytes(
     gpu: GpuSpec, shape: tuple[int, int, int], tile: tuple[int, int], tiles: int, sms: int, size: int
 ) -> float:
-    """Bytes through device memory of a GEMM whose elements have `size` bytes.
+    """Device-memory traffic in bytes of a GEMM whose elements have `size` bytes.
 
     A wave of tiles forms a square and fetches its panels of A and B once; an operand that fits into the cache
     is fetched once in all.
@@ -143,18 +143,18 @@ def gemm_traffic_bytes(
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLinks:
-    """Latency of the library's collectives inside a node, and the bandwidth they reach."""
+    """Latencies of the library's collectives inside a node, and the bandwidth that they reach."""
 
     launch_us: float
-    """Start of any collective."""
+    """Time to start any collective."""
     domain_us: float
-    """One step between GPUs of an NVLink domain."""
+    """Time of one step between GPUs of an NVLink domain."""
     domain_share: float
     """Fraction of the links' data-sheet bandwidth that large collectives reach."""
     switch_gain: float
     """Speedup of an all-reduce where the NVLink switch performs the reduction (NVLink 4 and later)."""
     half_bytes: float
-    """Message size at which a collective reaches half of its bandwidth, latency not counted."""
+    """Message size at which a collective reaches half of its bandwidth, not counting latency."""
 
 
 NODE_LINKS = NodeLinks(
@@ -162,7 +162,7 @@ NODE_LINKS = NodeLinks(
 )
 """NVLink; fitted to half of the published nccl-tests results (benchmarks/plan/collectives.py)."""
 UNFITTED_LINKS = replace(NODE_LINKS, half_bytes=0.0)
-"""PCIe and xGMI, for which no published size curve was fitted: full bandwidth at every size (assumed)."""
+"""For PCIe and xGMI no published size curve was fitted: full bandwidth at every size (assumed)."""
 
 
 def link_bytes_per_s(gpu: GpuSpec, links: NodeLinks = NODE_LINKS) -> float:
@@ -177,9 +177,10 @@ def switch_reduces(gpu: GpuSpec) -> bool:
 
 
 def size_factor(bytes_: float, links: NodeLinks = NODE_LINKS) -> float:
-    """How much longer than at full bandwidth the transfer of a message takes.
+    """Ratio of the transfer time of a message to the time at full bandwidth.
 
-    Small messages do not fill the links; the published curves rise with the square root of the size.
+    Small messages do not fill the links: in the published curves, bandwidth rises with the square root of the
+    size.
     """
     return 1.0 + math.sqrt(links.half_bytes / max(bytes_, 1.0))
 
@@ -194,11 +195,11 @@ def node_collective_s(
     in_switch: bool = False,
     algorithm: str | None = None,
 ) -> float:
-    """Seconds of a collective alone on one node, from its start on the host to its end.
+    """Seconds of a collective that runs alone on one node, from its start on the host to its end.
 
     `kind`: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or reduce; `bytes_`: the larger
     buffer of a rank, as in Workload; `bytes_per_s`: what a rank sends at full bandwidth; `in_switch`:
-    all-reduce can use the switch; `algorithm`: see `node_transfer_s`.
+    whether an all-reduce can use the switch; `algorithm`: see `node_transfer_s`.
     """
     if ranks < 2 or bytes_ <= 0:
         return 0.0
@@ -217,9 +218,9 @@ def node_transfer_s(
     in_switch: bool,
     algorithm: str | None = None,
 ) -> float:
-    """`node_collective_s` without the start.
+    """`node_collective_s` without the start-up time.
 
-    `algorithm`: `ring`, `tree` or `nvls` of an all-reduce; None: the fastest that the node has.
+    `algorithm` of an all-reduce: `ring`, `tree` or `nvls`; None: the fastest that the node has.
     """
     hop_s, factor = links.domain_us * 1e-6, size_factor(bytes_, links)
     sent = bytes_ * (ranks - 1) / ranks

@@ -40,7 +40,7 @@ class Attribute(IntEnum):
 
 
 class FunctionAttribute(IntEnum):
-    """The members of CUfunction_attribute (cuda.h) that weft queries."""
+    """The members of CUfunction_attribute (cuda.h) that weft queries or sets."""
 
     SHARED_SIZE_BYTES = 1
     NUM_REGS = 4
@@ -66,13 +66,13 @@ class Driver:
         return hasattr(self._library, symbol)
 
     def address(self, name: str) -> int:
-        """The address of a function, for C code that calls it; raises UnavailableError without it."""
+        """The address of a function, for C code to call. Raises UnavailableError if the driver lacks it."""
         if not self.has(name):
             raise UnavailableError(f"the CUDA driver has no {name}; update the NVIDIA driver")
         return ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value or 0
 
     def call(self, name: str, *args: Any) -> None:
-        """Call a function that returns a CUresult; raises UnavailableError unless it is CUDA_SUCCESS."""
+        """Call a function that returns a CUresult. Raises UnavailableError unless it is CUDA_SUCCESS."""
         if not self.has(name):
             raise UnavailableError(f"the CUDA driver has no {name}; update the NVIDIA driver")
         code = getattr(self._library, name)(*args)
@@ -96,7 +96,7 @@ class Driver:
         return value
 
     def cuda_version(self) -> tuple[int, int]:
-        """The newest CUDA version that the driver supports, as (major, minor): (12, 8)."""
+        """The newest CUDA version that the driver supports as (major, minor), such as (12, 8)."""
         version = self._int("cuDriverGetVersion")
         return version // 1000, version % 1000 // 10
 
@@ -109,13 +109,13 @@ class Driver:
         return self._int("cuDeviceGet", index)
 
     def name(self, device: int) -> str:
-        """The name that the driver reports: `NVIDIA H200`."""
+        """The name that the driver reports, such as `NVIDIA H200`."""
         text = ctypes.create_string_buffer(256)
         self.call("cuDeviceGetName", text, len(text), device)
         return text.value.decode(errors="replace")
 
     def bus_id(self, device: int) -> str:
-        """PCI address: `0000:1b:00.0`."""
+        """PCI address, such as `0000:1b:00.0`."""
         text = ctypes.create_string_buffer(32)
         self.call("cuDeviceGetPCIBusId", text, len(text), device)
         return text.value.decode()
@@ -127,7 +127,7 @@ class Driver:
         return value.value
 
     def attribute(self, device: int, attribute: Attribute) -> int:
-        """The value of an attribute; 0 where this driver does not know it."""
+        """The value of an attribute; 0 if this driver does not know it."""
         try:
             return self._int("cuDeviceGetAttribute", int(attribute), device)
         except UnavailableError:
@@ -137,7 +137,7 @@ class Driver:
         """How `device` reaches `other`'s memory: `nvlink`, `pcie` or `none`."""
         if not self._int("cuDeviceGetP2PAttribute", _P2P_ACCESS_SUPPORTED, device, other):
             return "none"
-        # PCIe carries no native atomics between GPUs, NVLink does.
+        # NVLink supports native atomics between GPUs, PCIe does not.
         atomics = self._int("cuDeviceGetP2PAttribute", _P2P_NATIVE_ATOMIC_SUPPORTED, device, other)
         return "nvlink" if atomics else "pcie"
 
@@ -153,11 +153,11 @@ class Driver:
             self._library.cuDevicePrimaryCtxRelease_v2(device)
 
     def load(self, ptx: str) -> Handle:
-        """Load a module from PTX text, compiled for the current device."""
+        """Load a module from PTX text, which the driver compiles for the current device."""
         return self._handle("cuModuleLoadData", ctypes.c_char_p(ptx.encode() + b"\0"))
 
     def function(self, module: Handle, name: str) -> Handle:
-        """The kernel of that name in a module."""
+        """The kernel with this name in a module."""
         return self._handle("cuModuleGetFunction", module, ctypes.c_char_p(name.encode()))
 
     def function_attribute(self, function: Handle, attribute: FunctionAttribute) -> int:

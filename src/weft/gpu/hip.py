@@ -1,7 +1,7 @@
 """AMD GPUs through libamdhip64, for the probe.
 
-Written from the HIP headers and tested against a fake library only: not run on AMD hardware.
-The structure of hipGetDeviceProperties changes between ROCm releases; attribute numbers do not.
+Written from the HIP headers and tested only against a fake library, not on AMD hardware. It queries
+attributes by number, because the structure of hipGetDeviceProperties changes between ROCm releases.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class HipDevice:
 
 
 def devices(libraries: tuple[str, ...] = LIBRARIES) -> list[HipDevice]:
-    """All GPUs of the HIP runtime; an empty list if there is no runtime or GPU, or if it fails."""
+    """All GPUs of the HIP runtime; an empty list if there is no runtime or GPU, or the runtime fails."""
     library = _load(libraries)
     count = _int(library, "hipGetDeviceCount") if library else 0
     return [_device(library, index, count) for index in range(count)] if library else []

@@ -1,4 +1,4 @@
-"""Network: the NVLink domain, the rails between domains, and what they have left over."""
+"""Network, the links inside and between NVLink domains, and Links, the fitted constants of collectives."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Network:
     domain: int = 8
     """GPUs that reach each other over NVLink (or xGMI)."""
     rail_bytes_per_s: float
-    """One GPU's share of the fabric between domains, one direction."""
+    """One GPU's share of the bandwidth between domains, in one direction."""
     oversubscription: float = 1.0
-    """Bandwidth lost above the leaf switches: 2 means that half is left there."""
+    """Oversubscription above the leaf switches: with 2, half of the bandwidth is left there."""
     leaf_gpus: int = 256
-    """GPUs under one set of leaf switches: groups inside it do not meet oversubscription."""
+    """GPUs under one set of leaf switches. Oversubscription does not affect groups inside it."""
     latency_us: float = 5.0
-    """From one domain to another, one hop of a ring."""
+    """Latency between two domains, which is one hop of a ring."""
 
     def __post_init__(self) -> None:
         if self.domain < 1 or self.leaf_gpus < 1:
@@ -49,20 +49,20 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class Links(NodeLinks):
-    """The constants of collectives: inside a node those of `weft.gpu.cost`, and between nodes."""
+    """The constants of collectives between nodes, in addition to those of `weft.gpu.cost` inside a node."""
 
     ring_us: float
-    """One hop inside a domain of a ring that spans domains: NCCL's protocol for the network is slower."""
+    """One hop inside a domain in a ring that spans domains, where NCCL uses a slower protocol."""
     network_us: float
     """One hop between domains, on top of the network's own latency."""
     network_share: float
     """Share of the rail bandwidth between domains that large collectives reach."""
     congestion: float
-    """Share of the bandwidth between domains that is lost for each doubling of a group's span."""
+    """Fraction by which transfers between domains take longer for each doubling of a group's span."""
 
 
 LINKS = Links(**asdict(NODE_LINKS), ring_us=6.145, network_us=13.98, network_share=1.0, congestion=0.01196)
-"""Between nodes: fitted with the published training runs (benchmarks/plan/fit.py)."""
+"""The constants between nodes were fitted to published training runs (benchmarks/plan/fit.py)."""
 
 
 NETWORKS: dict[str, Network] = {
@@ -100,7 +100,7 @@ _OF_GPU = {
 
 
 def network(name: str) -> Network:
-    """The preset of that name. Raises UsageError with the nearest valid name."""
+    """The preset with this name. Raises UsageError with the nearest valid name."""
     key = name.strip().lower()
     if key not in NETWORKS:
         raise unknown_name("network", name, NETWORKS)
@@ -108,5 +108,5 @@ def network(name: str) -> Network:
 
 
 def usual_network(gpu: str) -> Network:
-    """What a GPU of that name is mostly sold with."""
+    """The network that systems with this GPU usually have; `ndr400` if it is not known."""
     return NETWORKS[_OF_GPU.get(gpu, "ndr400")]

@@ -27,7 +27,7 @@ def session(library: str = NVML_LIBRARY) -> Iterator[ctypes.CDLL | None]:
 
 
 def driver_release(nvml: ctypes.CDLL | None) -> str | None:
-    """The NVIDIA driver's release, as in `570.86.15`."""
+    """The NVIDIA driver's release, such as `570.86.15`."""
     text = ctypes.create_string_buffer(96)
     if nvml is None or nvml.nvmlSystemGetDriverVersion(text, len(text)):
         return None
@@ -54,5 +54,5 @@ def active_links(nvml: ctypes.CDLL | None, bus_id: str) -> int | None:
 
 def _is_up(nvml: ctypes.CDLL, device: ctypes.c_void_p, link: int) -> bool:
     state = ctypes.c_uint()
-    # NVML returns an error for a link that the GPU does not have: treat it as down.
+    # NVML returns an error for links that the GPU does not have; treat them as down.
     return nvml.nvmlDeviceGetNvLinkState(device, link, ctypes.byref(state)) == 0 and state.value == 1

@@ -1,8 +1,8 @@
 """Resident blocks per SM of a kernel, and the shared memory per block that lowers that number.
 
 For NVIDIA these are the rules of cuda_occupancy.h, which the driver follows. Two things are not modelled:
-named barriers, of which an SM has two per block slot (the driver does not report how many a kernel uses), and
-the split of L1 and shared memory (without a carve-out preference the driver grants what the blocks need).
+named barriers (an SM has two per block slot, and the driver does not report how many a kernel uses), and the
+split between L1 and shared memory (without a carve-out preference the driver grants what the blocks need).
 For CDNA the same arithmetic applies to waves of 64, VGPRs (including accumulation registers) and LDS.
 """
 
@@ -20,7 +20,7 @@ UNLIMITED = 2**31 - 1
 
 @dataclass(frozen=True)
 class Limits:
-    """Blocks per SM that each resource allows on its own; 0 if a single block exceeds it."""
+    """Blocks per SM that each resource allows by itself; 0 if a single block exceeds the resource."""
 
     warps: int
     registers: int
@@ -34,7 +34,7 @@ class Limits:
 
     @property
     def binding(self) -> tuple[str, ...]:
-        """The limiting resources; to raise residency, all of them must be relaxed."""
+        """The resources that limit residency; to raise it, all of them must be relaxed."""
         least = self.blocks_per_sm
         return tuple(
             name for name in ("warps", "registers", "shared", "blocks") if getattr(self, name) == least
@@ -71,8 +71,8 @@ def shared_bytes_for(
 ) -> int | None:
     """The smallest shared memory per block, in bytes, with which exactly `residency` blocks fit on an SM.
 
-    At least the `shared_bytes` that the kernel needs. None if no size gives that residency: fewer blocks fit
-    already, or the allocation unit skips it.
+    The result is at least `shared_bytes`, which the kernel needs. None if no size gives that residency: fewer
+    blocks fit already, or the allocation unit skips it.
     """
     now = blocks_per_sm(spec, threads, registers, shared_bytes)
     if residency < 1 or now < residency:
@@ -87,12 +87,12 @@ def shared_bytes_for(
 
 
 def tile_launch_size(spec: GpuSpec, compute: Compute) -> tuple[int, int, int]:
-    """Threads, registers per thread (estimated) and shared bytes of a block of weft's tiled GEMMs."""
+    """Threads, estimated registers per thread, and shared bytes of a block of weft's tiled GEMMs."""
     tile_m, tile_n, tile_k = compute.tile or (64, 64, 64)
-    # The textbook GEMM has the same number of threads on every GPU, whatever the width of a warp.
+    # The textbook GEMM has the same number of threads on every GPU, whatever the warp size.
     threads = compute.warps * (32 if compute.kind == "tile_gemm" else spec.warp_size)
-    # The accumulator, and about 40 for addresses and operands: 72 for 64x64 and 4 warps, as compiled. The
-    # textbook GEMM also holds the operands that it has read from shared memory: 69 to 80 for 8 warps.
+    # The accumulator takes registers, and addresses and operands about 40 more: 72 for 64x64 and 4 warps, as
+    # compiled. The textbook GEMM also holds operands read from shared memory: 69 to 80 for 8 warps.
     others = 56 if compute.kind == "tile_gemm" else 40
     registers = min(255, tile_m * tile_n // threads + others)
     return threads, registers, compute.stages * (tile_m + tile_n) * tile_k * DTYPE_BYTES[compute.dtype]

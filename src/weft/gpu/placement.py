@@ -1,4 +1,4 @@
-"""Measure whether a launch-completion event fires before its kernel ends, as the exact head start needs."""
+"""Measure whether a launch-completion event fires before its kernel ends, as the placed head start needs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from weft.gpu.priority import SPIN_PTX
 
 SINCE_CUDA = (12, 3)
 KERNEL_US = 5000
-"""Run time of the kernel that stands for a collective."""
+"""Run time of the kernel that represents a collective."""
 PLACEMENT_ROUNDS = 5
-"""Measurements, after one warm-up."""
+"""Number of measurements after one warm-up."""
 _LAUNCH_COMPLETION_EVENT = 12
 
 
 @dataclass(frozen=True)
 class PlacementEffect:
-    """Median milliseconds from the start of a long kernel, for a kernel that waits for its placement."""
+    """Median times from the start of a long kernel, with a second kernel that waits for its placement."""
 
     waiter_ms: float
-    """To the end of the waiting kernel."""
+    """Milliseconds to the end of the waiting kernel."""
     kernel_ms: float
-    """To the end of the long kernel."""
+    """Milliseconds to the end of the long kernel."""
 
     @property
     def works(self) -> bool:

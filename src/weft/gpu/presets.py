@@ -21,7 +21,7 @@ Abbreviations of the sources
   [LLVM] LLVM, "User Guide for AMDGPU Backend" (kernel descriptor) and AMDGPUBaseInfo.cpp
   [KFD]  Linux amdgpu/amdkfd driver (SDMA instances)
 Vendors state memory in GB and mean GiB (an H100 of "80 GB" shows 79.6 GiB); rates are decimal.
-A value marked `unconfirmed` comes from a secondary source; the probe replaces it by the driver's value.
+A value marked `unconfirmed` comes from a secondary source; the probe replaces it with the driver's value.
 """
 
 from __future__ import annotations
@@ -381,7 +381,7 @@ GPU_PRESETS: dict[str, GpuSpec] = {
 }
 
 ALIASES: dict[str, str] = {
-    "a100": "a100-40gb",  # what the paper on resource-aware overlap measured
+    "a100": "a100-40gb",  # the card in the paper on resource-aware overlap
     "a100-40": "a100-40gb",
     "a100-80": "a100-80gb",
     "h100-sxm": "h100",

@@ -1,4 +1,4 @@
-"""Measure whether the GPU honours stream priority: does a small kernel overtake waiting blocks?"""
+"""Measure whether the GPU honours stream priority: whether a small kernel overtakes waiting blocks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from weft.errors import UnavailableError
 from weft.gpu.driver import Attribute, Driver, Handle
 
 WAVES = 6
-"""Waves of the kernel that fills the GPU."""
+"""Waves of blocks in the kernel that fills the GPU."""
 BLOCK_US = 400
 """Run time of one of its blocks."""
 PRIORITY_ROUNDS = 5
-"""Measurements of each kind, after one warm-up."""
+"""Number of measurements at each priority after one warm-up."""
 
 SPIN_PTX = """\
 .version 7.0
@@ -42,20 +42,20 @@ class PriorityEffect:
     """Median milliseconds from the start of the filling kernel to the end of a small kernel behind it."""
 
     equal_ms: float
-    """At equal priority: the small kernel waits for all blocks before it."""
+    """With equal priority: the small kernel waits for all earlier blocks."""
     high_ms: float
-    """At the highest priority: it waits for the first blocks to end."""
+    """With the highest priority: it waits only until the first blocks end."""
     block_ms: float
     """Run time of one block of the filling kernel."""
 
     @property
     def ratio(self) -> float:
-        """How many times sooner the high-priority kernel ends; 1 if priority has no effect."""
+        """`equal_ms` over `high_ms`: how many times sooner the kernel ends; 1 if priority has no effect."""
         return self.equal_ms / self.high_ms
 
     @property
     def conclusive(self) -> bool:
-        """Whether the GPU was full: without waiting blocks there is nothing to overtake."""
+        """Whether the GPU was full; without waiting blocks the small kernel has nothing to overtake."""
         return self.equal_ms > 2 * self.block_ms
 
 
@@ -67,7 +67,7 @@ def measure_priority(driver: Driver, index: int = 0) -> PriorityEffect:
         if least == greatest:
             raise UnavailableError("the driver offers only one stream priority; update the driver")
         spin = driver.function(driver.load(SPIN_PTX), "weft_spin")
-        threads = 512  # divides the thread slots of every SM, so that nothing else fits on an SM with them
+        threads = 512  # divides the thread slots of every SM, so that nothing else fits
         fits = driver.attribute(device, Attribute.MULTIPROCESSOR_COUNT) * driver.blocks_per_sm(
             spin, threads, 0
         )

@@ -1,4 +1,4 @@
-"""The GPUs of this machine: what the driver reports, completed from the preset with the same name."""
+"""The GPUs of this machine: values from the driver, completed from the preset for the same GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Gpu:
 
     @property
     def compute_capability(self) -> tuple[int, int]:
-        """Major and minor."""
+        """The compute capability as (major, minor)."""
         return self.spec.compute_capability
 
     @property
@@ -101,7 +101,7 @@ def _of_cuda(driver: Driver, devices: list[int], index: int, release: str, activ
     live: dict[str, Any] = {f: driver.attribute(device, a) for f, a in _LIVE.items()}
     live["memory_bytes"] = driver.memory_bytes(device)
     live["boost_mhz"] = driver.attribute(device, Attribute.CLOCK_RATE_KHZ) // 1000
-    # Two transfers per clock, on every bus that a CUDA driver reports.
+    # All buses that a CUDA driver reports make two transfers per clock.
     width_bytes = driver.attribute(device, Attribute.GLOBAL_MEMORY_BUS_WIDTH_BITS) / 8
     clock_hz = driver.attribute(device, Attribute.MEMORY_CLOCK_RATE_KHZ) * 1e3
     live["memory_bytes_per_s"] = 2 * clock_hz * width_bytes
@@ -118,10 +118,10 @@ def _of_hip(device: hip.HipDevice) -> Gpu:
 def complete(
     name: str, vendor: str, capability: tuple[int, int], live: Mapping[str, Any]
 ) -> tuple[GpuSpec, str | None]:
-    """A spec from driver values (field of GpuSpec → value, 0 if unknown), completed from a preset.
+    """A spec from driver values (GpuSpec field → value, 0 if unknown), completed from a preset; and its name.
 
-    The preset is the one for the device's name. Without one, allocation rules come from the nearest older
-    architecture of the vendor, and the rates stay unknown.
+    The preset is chosen by the device's name. Without a preset the name is None: allocation rules come from
+    the vendor's nearest older architecture, and rates stay unknown.
     """
     known = next((preset for pattern, preset in _NAMES if re.search(pattern, name, re.IGNORECASE)), None)
     base = GPU_PRESETS[known] if known else _nearest(vendor, capability)
@@ -151,7 +151,7 @@ def _nearest(vendor: str, capability: tuple[int, int]) -> GpuSpec:
 
 
 def _scaled(base: GpuSpec, here: GpuSpec) -> Throughput:
-    # A slice or a smaller board of the same chip (MIG, PCIe card): the rate scales with SMs and clock.
+    # A slice or a smaller board of the same chip (MIG, PCIe card): rates scale with SMs and clock.
     ratio = here.sms * here.boost_mhz / (base.sms * base.boost_mhz)
     rates = {f.name: getattr(base.throughput, f.name) for f in fields(Throughput)}
     return Throughput(**{name: None if rate is None else rate * ratio for name, rate in rates.items()})

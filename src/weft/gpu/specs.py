@@ -37,13 +37,13 @@ class GpuSpec:
 
     name: str
     title: str
-    """The vendor's spelling."""
+    """Name in the vendor's spelling."""
     vendor: str
     """`nvidia` or `amd`."""
     arch: str
-    """Compiler target: `sm_90`, `gfx942`."""
+    """Compiler target, such as `sm_90` or `gfx942`."""
     compute_capability: tuple[int, int]
-    """NVIDIA: major and minor. AMD: taken from the gfx number, (9, 4) for gfx942."""
+    """NVIDIA: (major, minor). AMD: taken from the gfx number, (9, 4) for gfx942."""
 
     sms: int
     warp_size: int
@@ -52,7 +52,7 @@ class GpuSpec:
     max_threads_per_sm: int
     max_blocks_per_sm: int
     max_multi_warp_blocks_per_sm: int
-    """Blocks of more than one warp; fewer than `max_blocks_per_sm` on CDNA, where each takes a barrier."""
+    """Limit for blocks of more than one warp; lower on CDNA, where each of them uses a barrier."""
     sub_partitions_per_sm: int
     """Parts of an SM with their own scheduler and registers; a warp is assigned to one of them."""
 
@@ -65,13 +65,13 @@ class GpuSpec:
 
     shared_bytes_per_sm: int
     shared_bytes_per_block: int
-    """Without an opt-in."""
+    """The most a block can have without an opt-in."""
     shared_bytes_per_block_optin: int
-    """The most a block can have."""
+    """The most a block can have with an opt-in."""
     shared_reserve_bytes_per_block: int
     """Reserved by the driver in every block, in addition to what the kernel requests."""
     shared_unit_bytes: int
-    """Allocation granularity of a block's shared memory, reserve included."""
+    """Allocation granularity of a block's shared memory, including the reserve."""
 
     l2_bytes: int
     last_level_bytes: int
@@ -82,23 +82,23 @@ class GpuSpec:
     boost_mhz: int
 
     link_kind: str
-    """Link to its peers: `nvlink`, `xgmi` or `pcie`."""
+    """Type of the links to peers: `nvlink`, `xgmi` or `pcie`."""
     links: int
     link_bytes_per_s: float
-    """One link, one direction."""
+    """Bandwidth of one link in one direction."""
     pcie_bytes_per_s: float
-    """To the host, one direction."""
+    """Bandwidth to the host in one direction."""
     copy_engines: int
-    """Asynchronous copy (DMA) engines."""
+    """Number of asynchronous copy (DMA) engines."""
 
     @property
     def fabric_bytes_per_s(self) -> float:
-        """All links to peers together, one direction, in bytes per second."""
+        """Bandwidth of all links to peers together, in one direction."""
         return self.links * self.link_bytes_per_s
 
     @property
     def fp32_lanes_per_sm(self) -> int:
-        """Multiply-adds in fp32 that the vector units of an SM do in a clock, as counted in its peak rate."""
+        """fp32 multiply-adds per clock in the vector units of an SM, as counted in the peak rate."""
         return 64 if self.arch in ("sm_70", "sm_80", "gfx90a") else 128
 
     @property

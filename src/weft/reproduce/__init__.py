@@ -1,1 +1,1 @@
-"""Published figures compared with weft's own: the papers' settings, simulated and, in part, on a GPU."""
+"""Published figures next to weft's own, in the papers' settings: simulated and, in part, on a GPU."""

@@ -1,4 +1,4 @@
-"""The gain of the paper's controls as a range over published bus bandwidths."""
+"""The gain of the paper's controls as a range over the published bus bandwidths of the node."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from weft.tuning.lab import choose_candidates, tune_workload
 from weft.workload import Workload
 
 RACED_AGAIN = 6
-"""Candidates that are raced with every bus bandwidth."""
+"""Number of candidates that are raced again with each other bus bandwidth."""
 SAME_GB_S = 0.01
 
 
 @dataclass(frozen=True)
 class BusFigure:
-    """A bandwidth of a rank's collectives, and where it comes from."""
+    """The bandwidth of a rank's collectives, and its source."""
 
     gb_s: float
     source: str
@@ -32,7 +32,7 @@ class BusGain:
     chosen: str
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """This gain as a JSON-compatible dict."""
         return {
             "bus_gb_s": round(self.bus.gb_s, 2),
             "source": self.bus.source,
@@ -42,10 +42,10 @@ class BusGain:
 
 
 def bus_figures(executor: SimExecutor) -> list[BusFigure]:
-    """The figures of a node of arXiv:2606.09200, slowest first; empty for other devices.
+    """The bus bandwidths of a node of arXiv:2606.09200, slowest first; empty for other devices.
 
-    NVLink bridges of an A40 (56.25 GB/s each way, data sheet) join pairs only: a ring of four cards crosses
-    PCIe, so they set no figure of their own.
+    An A40's NVLink bridges (56.25 GB/s each way, data sheet) join only pairs. A ring of four cards also
+    crosses PCIe, so the bridges do not determine its bandwidth.
     """
     if not executor.device.endswith(PAPER_NODE):
         return []
@@ -64,7 +64,7 @@ def bus_figures(executor: SimExecutor) -> list[BusFigure]:
 
 
 def bus_nodes(executor: SimExecutor) -> list[SimExecutor]:
-    """The node with each of its bus figures; itself where the figure is its own."""
+    """The node with each of its bus figures; `executor` itself for the figure that it already has."""
     found = []
     for bus in bus_figures(executor):
         figures = executor.profile.figures
@@ -78,9 +78,9 @@ def bus_nodes(executor: SimExecutor) -> list[SimExecutor]:
 
 
 def tuned_gains(executor: SimExecutor, workload: Workload) -> list[BusGain]:
-    """What `weft tune` finds for a workload, for every bus figure of the node.
+    """What `weft tune` finds for a workload with each bus figure of the node.
 
-    With other figures than its own only the baselines and the best few candidates are raced again.
+    With the node's own figure all candidates are raced; with the others only the baselines and the best few.
     """
     buses = bus_figures(executor)
     if not buses:

@@ -1,4 +1,4 @@
-"""The claims of arXiv:2606.09200 in words and single numbers, on the paper's simulated nodes."""
+"""The claims that arXiv:2606.09200 states in words or single numbers, on the paper's simulated nodes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ HEADLINE = "claim/headline"
 HEADLINE_PCT = 25.5
 OVERLAP_RATE_PCT = 90.0
 OPTION_SIDES = (2, 4, 8, 16, 32, 64, 128)
-"""Grids at which opt1 and opt2 are compared: beyond 128x128 blocks of cb have no work."""
+"""Sides of the grids at which opt1 and opt2 are compared; in cb, blocks beyond 128x128 have no work."""
 WORKLOADS = ("cb-ar", "cb-a2a", "mb-ar", "mb-a2a")
 OPTIONS = ("opt1", "opt2")
 EQUAL = 0.005
-"""Times closer than this share count as equal."""
+"""Times that differ by less than this fraction count as equal."""
 
 _Job = Callable[[], list[Reproduced]]
 
 
 def claim_rows(progress: OnProgress) -> list[Reproduced]:
-    """Every claim; each job is one GPU or one grid of it."""
+    """All claims. A job is one claim, or one claim on one GPU."""
     runs = {gpu: SimExecutor(gpu + PAPER_NODE) for gpu in PAPER_GPUS}
     jobs: list[_Job] = [lambda: headline_rows(runs["a40"]), lambda: [overlap_rate(runs)]]
     jobs += [lambda g=gpu: priority_rows(g, runs[g]) for gpu in PAPER_GPUS]  # type: ignore[misc]
@@ -39,7 +39,7 @@ def claim_rows(progress: OnProgress) -> list[Reproduced]:
 
 
 def every_row(progress: OnProgress) -> list[Reproduced]:
-    """The four workloads with both tiles over X = Y, under the paper's controls; published nowhere."""
+    """The four workloads with both tiles on grids X = Y, under the paper's controls; not published."""
     runs = {gpu: SimExecutor(gpu + PAPER_NODE) for gpu in PAPER_GPUS}
 
     def rows(gpu: str, name: str, side: int) -> list[Reproduced]:
@@ -63,7 +63,7 @@ def every_row(progress: OnProgress) -> list[Reproduced]:
 
 
 def paper_policies(run: SimExecutor, workload: Workload) -> list[Policy]:
-    """The paper's two controls: priority, residency, and both."""
+    """Policies with the paper's two controls: priority, residency, and both."""
     rules = [(Rule(GEMM, n),) for n in residency_choices(workload.compute, run.profile.spec)]
     return [HIGH, *(Policy(rules=r) for r in rules), *(Policy(priority="high", rules=r) for r in rules)]
 
@@ -102,7 +102,7 @@ def _headline(what: str, run: SimExecutor, gains: list[BusGain], note: str) -> R
 
 
 def overlap_rate(runs: dict[str, SimExecutor]) -> Reproduced:
-    """The largest share of communication that overlaps with compute on the NVIDIA GPUs, with priority."""
+    """The largest share of communication that overlaps with compute on NVIDIA GPUs with high priority."""
     best, where = 0.0, ""
     for gpu, run in runs.items():
         if run.profile.spec.vendor != "nvidia":
@@ -125,7 +125,7 @@ def overlap_rate(runs: dict[str, SimExecutor]) -> Reproduced:
 
 
 def priority_rows(gpu: str, run: SimExecutor) -> list[Reproduced]:
-    """Gain of priority for cb-ar by grid, and whether it ever loses."""
+    """The gain of priority for cb-ar by grid, and on MI250X whether priority ever loses."""
     gains = {}
     for side in published_tables().grid:
         workload = paper_workload("cb-ar", gpu, (side, side))
@@ -167,7 +167,7 @@ def priority_rows(gpu: str, run: SimExecutor) -> list[Reproduced]:
 
 
 def option_rows(gpu: str, run: SimExecutor) -> list[Reproduced]:
-    """opt1's time over opt2's for mb by grid, with priority: in the paper opt2 is mostly better."""
+    """Time of opt1 over opt2 for mb by grid, with priority; in the paper opt2 is mostly better."""
     rows = []
     for side in OPTION_SIDES:
         first, second = (paper_workload(f"mb-ar-{option}", gpu, (side, side)) for option in OPTIONS)
@@ -213,7 +213,7 @@ def _row(
 
 
 def _in_turn(jobs: list[_Job], what: str, progress: OnProgress) -> Iterator[Reproduced]:
-    """Run jobs on a few threads, yield their rows in order."""
+    """Run jobs on a few threads, and yield their rows in order."""
     with ThreadPoolExecutor(WORKERS) as pool:
         for done, rows in enumerate(pool.map(lambda job: job(), jobs), 1):
             progress(what, done, len(jobs))

@@ -1,9 +1,9 @@
 """ConCCL (arXiv:2412.14335): the share of the ideal speedup that a concurrent GEMM and collective reach.
 
 The paper's setting, as far as its abstract and public notes describe it: a GEMM and a collective that do not
-depend on each other, both ready at once. What is launched first gets the compute units first, so a collective
-that is launched after a GEMM waits until all of its blocks have been placed. "Communication first" reverses
-the order, a partition keeps compute units free of the GEMM, and DMA needs none.
+depend on each other, both ready at once. The first launch gets compute units first, so a collective that is
+launched after a GEMM waits until all blocks of the GEMM have been placed. "Communication first" reverses the
+order, a partition reserves compute units for the collective, and DMA needs none.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PUBLISHED_PCT = {
     "DMA, all compute units": 66.0,
     "DMA": 72.0,
 }
-"""Share of the ideal speedup: GEMM first; the better of communication first and a partition; copy engines;
-copy engines and, where it helps, 8 compute units fewer for the GEMM."""
+"""Percent of the ideal speedup by strategy: GEMM first; the better of communication first and a partition;
+copy engines; copy engines and, if it helps, 8 compute units fewer for the GEMM."""
 PUBLISHED_SPEEDUP = 1.67
 PUBLISHED_MEAN_SPEEDUP = 1.13
 PUBLISHED_FEWER_PCT = {32: 17.0, 64: 27.0}
-"""How much longer a compute-bound GEMM takes with this many fewer compute units."""
+"""By number of compute units removed: how much longer a compute-bound GEMM takes, in percent."""
 SHAPES_C3 = (
     (8192, 8192, 8192),
     (8192, 57344, 8192),
@@ -42,14 +42,14 @@ SHAPES_C3 = (
     (8192, 28672, 8192),
     (8192, 8192, 28672),
 )
-"""GEMMs of our reading; the parts that we could read do not list the paper's own."""
+"""GEMM shapes of our choice; the parts of the paper that we could read do not list its own."""
 COLLECTIVE_CTAS = {"all_gather": 32, "all_to_all": 64}
-"""Collectives that copy engines can do, and the compute units that each needs for its full bandwidth."""
+"""Collectives that copy engines can do, with the compute units that each needs for full bandwidth."""
 COMM_SHARES = (0.5, 1.0, 2.0)
-"""Time of the collective relative to the GEMM's. With five GEMMs and two collectives 30 cases, as the paper
-has."""
+"""Time of the collective relative to the GEMM's. With five GEMMs and two collectives that makes 30 cases, as
+in the paper."""
 FEWER = 8
-"""Compute units that ConCCL takes from a GEMM while copy engines run: one of each die."""
+"""Compute units that ConCCL takes from a GEMM while copy engines run: one on each die."""
 
 
 @dataclass(frozen=True)
@@ -59,23 +59,23 @@ class Scenario:
     gemm_s: float
     comm_s: float
     taken_s: dict[str, float]
-    """By strategy."""
+    """Time of both together, by strategy."""
 
     @property
     def ideal(self) -> float:
-        """Speedup over running one after the other if neither slowed the other."""
+        """Speedup over sequential execution if neither slowed down the other."""
         return (self.gemm_s + self.comm_s) / max(self.gemm_s, self.comm_s)
 
     def speedup(self, strategy: str) -> float:
         return (self.gemm_s + self.comm_s) / self.taken_s[strategy]
 
     def share_pct(self, strategy: str) -> float:
-        """Percent of the ideal speedup, both minus 1, as the paper counts."""
+        """Percent of the ideal speedup; 1 is subtracted from both speedups, as in the paper."""
         return 100 * (self.speedup(strategy) - 1) / (self.ideal - 1)
 
 
 def concurrent_rows(progress: OnProgress) -> list[Reproduced]:
-    """Mean shares of the ideal speedup by strategy, over GEMMs, collectives and their relative lengths."""
+    """Mean shares of the ideal speedup by strategy, over GEMMs, collectives and their relative times."""
     run = SimExecutor(GPU_C3)
     cases = [(s, c, share) for s in SHAPES_C3 for c in COLLECTIVE_CTAS for share in COMM_SHARES]
     found = []
@@ -128,7 +128,7 @@ def concurrent_rows(progress: OnProgress) -> list[Reproduced]:
 
 
 def concurrent_findings(rows: Sequence[Reproduced]) -> list[str]:
-    """Which of ConCCL's figures hold, in one sentence each."""
+    """Sentences on which of ConCCL's figures hold; empty if `rows` has none of them."""
     shares = {one.cell: one.ours or 0.0 for one in rows if one.id == "conccl/fraction-of-ideal"}
     if not shares:
         return []
@@ -144,7 +144,7 @@ def concurrent_findings(rows: Sequence[Reproduced]) -> list[str]:
 
 
 def _missing_rows(found: Sequence[Scenario]) -> list[Reproduced]:
-    """How much longer than simulated every concurrent run would have to take for the published shares."""
+    """The factor by which every concurrent run would have to be slower to give the published shares."""
     rows = []
     for name, published in PUBLISHED_PCT.items():
         reached = fmean(100 * s.speedup(name) / (s.ideal - 1) for s in found)
@@ -187,7 +187,7 @@ def _fewer_rows(run: SimExecutor) -> list[Reproduced]:
 
 
 def scenario(run: SimExecutor, shape: tuple[int, int, int], collective: str, share: float) -> Scenario:
-    """All strategies for a collective that, alone, takes about `share` of the GEMM's time."""
+    """Simulate all strategies for a collective that, alone, takes about `share` times as long as the GEMM."""
     ctas = COLLECTIVE_CTAS[collective]
     policy = Policy(max_ctas=ctas)
     work = _workload(shape, collective)
@@ -224,7 +224,7 @@ def _seconds(run: SimExecutor, launches: Sequence[Launch]) -> float:
 
 
 def _in_order(first: Sequence[Launch], then: Sequence[Launch]) -> list[Launch]:
-    """Two independent lists of single launches, the second issued one host call later."""
+    """Join two independent lists of launches; the second is issued one host call later."""
     wait = Launch(name="host", kind=LaunchKind.DELAY, seconds=ISSUE_S, stream=then[0].stream)
     after = ((len(first), 0.0),)
     joined = [*first, wait, *(replace(launch, after=after) for launch in then)]
@@ -232,7 +232,7 @@ def _in_order(first: Sequence[Launch], then: Sequence[Launch]) -> list[Launch]:
 
 
 def _dma_s(work: Workload, gemm_s: float) -> float:
-    """The GEMM and the collective's copies by DMA engines, all ready at once: they share memory bandwidth."""
+    """Seconds of the GEMM and the collective's DMA copies, all ready at once; they share memory bandwidth."""
     m, n, k = work.compute.shape
     case = Case(operation="all_gather_matmul", m=m, n=n, k=k, ranks=work.ranks, gpu=GPU_C3)
     gemm = Task(

@@ -1,4 +1,4 @@
-"""Published figures and ours, cell by cell, and the document of `weft reproduce`."""
+"""Published figures next to ours, cell by cell, and the document that `weft reproduce` writes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from weft.errors import UsageError
 
 LOOKED_AT = "looked at"
-"""Basis of a figure that was known while the model, the reading or its assumptions were chosen."""
+"""Basis of a figure that was known when the model, the reading or the assumptions were chosen."""
 NOT_LOOKED_AT = "not looked at"
 """Basis of a figure to which nothing in the model was adjusted."""
 
 OnProgress = Callable[[str, int, int], None]
-"""Called with what is being computed, how many parts of it are done, and how many there are."""
+"""Called with a name for the current work, the number of its parts that are done, and the total number."""
 
 
 def no_progress(what: str, done: int, of: int) -> None:
@@ -28,22 +28,23 @@ class Reproduced:
     id: str
     """Figure or claim of the paper, such as `fig2/A40`."""
     cell: str
-    """Which cell of it, such as `8x16` (grid X x Y)."""
+    """Cell of that figure, such as `8x16` (grid X x Y)."""
     published: float | None
     """None if the paper gives no number."""
     ours: float | None
     """None if it could not be computed; `note` says why."""
     basis: str
+    """LOOKED_AT or NOT_LOOKED_AT."""
     unit: str = ""
     sign_right: bool | None = None
-    """Whether our effect has the published sign; None where there is no sign to compare."""
+    """Whether our effect has the published sign; None if there is no sign to compare."""
     ours_range: tuple[float, float] | None = None
-    """Over the assumptions that the figure depends on."""
+    """Lowest and highest value of ours over the assumptions it depends on; None if there is no range."""
     note: str = ""
 
     @property
     def error(self) -> float | None:
-        """Ours minus the published figure."""
+        """Ours minus the published figure; None if one of them is missing."""
         return None if self.published is None or self.ours is None else self.ours - self.published
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,7 +55,7 @@ class Reproduced:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Reproduced:
-        """From an entry of `figures`. Raises KeyError, TypeError or ValueError for another document."""
+        """The inverse of `to_dict`. Raises KeyError, TypeError or ValueError for any other document."""
         limits, sign = document.get("ours_range"), document.get("sign_right")
         return cls(
             id=str(document["id"]),
@@ -82,12 +83,12 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """Everything that was compared for one paper."""
+    """All comparisons for one paper."""
 
     paper: str
     title: str
     device: str
-    """What it ran on, such as `sim:a40-paper, …` or the GPU's name."""
+    """The devices that were used, such as `sim:a40-paper, …` or the GPU's name."""
     simulated: bool
     figures: tuple[Reproduced, ...]
     summary: Mapping[str, Any]
@@ -112,7 +113,7 @@ class Reproduction:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Reproduction:
-        """From the document of `weft reproduce --json`, which may come from anywhere. Raises UsageError."""
+        """From the document of `weft reproduce --json`, which is not trusted. Raises UsageError."""
         try:
             return cls(
                 paper=str(document["paper"]),
@@ -139,7 +140,7 @@ class Reproduction:
 
 
 def same_sign(ours: float, published: float, neutral: float = 0.0, within: float = 0.02) -> bool | None:
-    """Whether two effects are on the same side of `neutral`; None where the published one is within noise."""
+    """Whether two effects are on the same side of `neutral`; None if the published one is too close to it."""
     if abs(published - neutral) <= within:
         return None
     return (ours - neutral) * (published - neutral) > 0

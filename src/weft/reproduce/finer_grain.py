@@ -29,9 +29,9 @@ FICCO_SHAPES = (
     (196608, 18432, 16384), (196608, 106496, 16384), (1048576, 10240, 8192), (1048576, 57344, 8192),
     (1607680, 57344, 8192), (147456, 28672, 4096), (327680, 28672, 4096), (229376, 28672, 4096),
 )  # fmt: skip
-"""M, N, K, said to be the paper's by a comment in ROCm/iris."""
+"""M, N, K; a comment in ROCm/iris says that these are the paper's shapes."""
 SHAPE_READINGS = ("split", "whole")
-"""`split` divides N (of a reduce-scatter, K) by the ranks, as tensor parallelism does; `whole` does not."""
+"""`split` divides N (for a reduce-scatter, K) by the ranks, as in tensor parallelism; `whole` does not."""
 COPY_OVERHEADS_PCT = {
     1 << 10: 71.0,
     1 << 12: 70.0,
@@ -42,7 +42,7 @@ COPY_OVERHEADS_PCT = {
     1 << 22: 7.0,
     1 << 24: 2.0,
 }
-"""Share of a DMA copy that is overhead on an MI300X, by bytes (arXiv:2511.06605 and its repository)."""
+"""Percent of a DMA copy that is overhead on an MI300X, by bytes (arXiv:2511.06605 and its repository)."""
 
 FICCO_ASSUMPTIONS = (
     "Eight MI300X, fully connected, bf16. Copies on DMA engines or by kernels, whichever is faster.",
@@ -72,7 +72,7 @@ class ShapeRun:
 
     @property
     def usual(self) -> bool:
-        """An all-gather before a layer that is divided among the ranks, as in tensor parallelism."""
+        """Whether this is an all-gather before a layer divided among the ranks, as in tensor parallelism."""
         return (self.operation, self.reading) == ("all_gather_matmul", "split")
 
     @property
@@ -93,13 +93,13 @@ class ShapeRun:
         return self.found.serial.seconds / self.found.ideal_s
 
     def rule(self, name: str) -> dict[str, Any]:
-        """What a schedule rule picked, with its regret."""
+        """The entry of a schedule rule: its pick and its regret."""
         rules: list[dict[str, Any]] = self.found.to_dict()["rules"]
         return next(rule for rule in rules if rule["name"] == name)
 
     @property
     def rule_case(self) -> RuleCase:
-        """For the rules that choose among the finer schedules."""
+        """This shape as a case for the rules that choose among the finer schedules."""
         lost = {name: 100 * (self.found.fastest(name).seconds / self._finer_s - 1) for name in FINER}
         return RuleCase(self.found.case, lost)
 
@@ -109,7 +109,7 @@ class ShapeRun:
 
 
 def reproduce_ficco(progress: OnProgress) -> Reproduction:
-    """Every published number with ours."""
+    """All published numbers next to ours."""
     runs = _shape_runs(progress)
     rows = [*_headlines(runs), *_shape_rows(runs), *_cut_rows(), *_copy_rows(), *concurrent_rows(progress)]
     return Reproduction(
@@ -126,7 +126,7 @@ def reproduce_ficco(progress: OnProgress) -> Reproduction:
 
 
 def rank_case(operation: str, reading: str, shape: tuple[int, int, int]) -> Case:
-    """What one rank computes of a shape."""
+    """The part of a shape that one rank computes."""
     m, n, k = shape
     if reading == "split":
         n, k = (n, k // FICCO_RANKS) if operation == "matmul_reduce_scatter" else (n // FICCO_RANKS, k)
@@ -139,11 +139,11 @@ def _shape_runs(progress: OnProgress) -> list[ShapeRun]:
     def run(job: tuple[str, str, tuple[int, int, int]]) -> ShapeRun | None:
         try:
             return ShapeRun(*job, explore(rank_case(*job)))
-        except UsageError:  # beyond the sizes that a case may have
+        except UsageError:  # too large for a case
             return None
 
     found = []
-    with ThreadPoolExecutor(1) as pool:  # Python code: more threads would only wait for each other
+    with ThreadPoolExecutor(1) as pool:  # Python code holds the lock: more threads would not help
         for done, one in enumerate(pool.map(run, jobs), 1):
             progress("schedules of 16 shapes", done, len(jobs))
             found += [one] if one is not None else []
@@ -234,7 +234,7 @@ def _rule_rows(runs: Sequence[ShapeRun]) -> list[Reproduced]:
 
 
 def weft_accuracy(runs: Sequence[ShapeRun]) -> Accuracy:
-    """Of weft's own pick, which may also be serial or whole shards."""
+    """The accuracy of weft's own pick, which may also be serial or whole shards."""
     return accuracy([float(run.rule("weft")["regret_of_finer_pct"]) for run in runs])
 
 
@@ -264,7 +264,7 @@ def _shape_rows(runs: Sequence[ShapeRun]) -> list[Reproduced]:
 
 
 def _cut_rows() -> list[Reproduced]:
-    """What cutting each shape 8 and 64 ways costs, along M and along K."""
+    """The cost of cutting each shape into WAYS pieces along each axis."""
     costs, rows = gemms(GPU), []
     for axis in AXES:
         for ways in WAYS:

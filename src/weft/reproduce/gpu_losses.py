@@ -1,4 +1,4 @@
-"""The part of FiCCO that one GPU can run: losses of cut GEMMs, of contention and of copies."""
+"""The part of FiCCO that one GPU can run: losses from cutting GEMMs, from contention and from copies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.reproduce.figure import NOT_LOOKED_AT, OnProgress, Reproduced, Reprodu
 
 GEMM_SHAPE = (8192, 8192, 8192)
 _START_S = 60.0
-"""For starting Python, torch and the GPU's context, before the budget starts."""
+"""Time to start Python, torch and the GPU's context; it is not part of the budget."""
 
 
 def measured_losses(paper: str, budget_s: float, progress: OnProgress) -> Reproduction:
@@ -28,7 +28,7 @@ def measured_losses(paper: str, budget_s: float, progress: OnProgress) -> Reprod
 
 
 def losses_document(paper: str, document: Mapping[str, Any]) -> Reproduction:
-    """The reproduction that shows what `weft explore --characterize` measures."""
+    """The Reproduction with the results of `weft explore --characterize`."""
     rows = [
         Reproduced(
             id=f"ficco/loss/{row['ways']}-way along {row['axis']}",
@@ -77,7 +77,10 @@ def losses_document(paper: str, document: Mapping[str, Any]) -> Reproduction:
 
 
 def in_child(command: list[str], budget_s: float) -> dict[str, Any]:
-    """The JSON object that a command prints last. A hung GPU call cannot be stopped from within."""
+    """Run a command and return the JSON object that it prints last.
+
+    A separate process is needed because a hung GPU call cannot be stopped from within.
+    """
     source = str(Path(__file__).parents[2])
     paths = os.pathsep.join(part for part in (source, os.environ.get("PYTHONPATH")) if part)
     child = subprocess.Popen(
@@ -108,7 +111,7 @@ def in_child(command: list[str], budget_s: float) -> dict[str, Any]:
 
 
 def _measure() -> None:
-    """What the child process does."""
+    """Entry point of the child process: print the measurements as JSON."""
     from weft.ops.characterize_device import measured
 
     try:

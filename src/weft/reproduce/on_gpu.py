@@ -1,4 +1,4 @@
-"""The part of the papers that one GPU can run: ranks share it, and an H200 takes the place of their GPUs."""
+"""The part of the papers that one GPU can run: ranks share it, and an H200 represents the papers' GPUs."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from weft.tuning.candidates import GEMM, residency_choices
 from weft.workload import Workload, named, paper_reading
 
 SIDES = (128, 32, 16, 64, 8, 256, 1024)
-"""Grids X = Y, in order of measurement: first those where the ratio changes most."""
+"""Sides of the grids X = Y in order of measurement; those where the ratio changes most come first."""
 RUNS = 4
-"""Rounds of each grid, each with every candidate; the first third is dropped, as in the paper."""
+"""Rounds per grid, each with every candidate. The first third is dropped, as in the paper."""
 FEWEST_RUNS = 3
-"""Rounds of a grid that the budget must allow for it to count."""
+"""A grid is measured only if the budget allows this many rounds."""
 RANKS_ON_GPU = 2
 GPU_CTAS = 2
-"""CTAs of each rank: within one GPU a collective is as slow with few as over a link with more."""
+"""CTAs per rank: within one GPU, a collective with few CTAs is as slow as one with more over a link."""
 MOST_COLLECTIVE_BYTES = 4_000_000_000
-"""Largest collective: its elements are counted in 32 bits."""
+"""Largest collective, because its elements are counted in 32 bits."""
 DEADLINE_S = 60.0
 STAND_IN = "h100"
-"""The GPU of the paper with the same SMs as an H200."""
+"""The paper's GPU that has the same SMs as an H200."""
 
 GPU_ASSUMPTIONS = (
     "All ranks share one GPU: their collectives move bytes within it, at another rate than over links, and "
@@ -48,7 +48,7 @@ GPU_ASSUMPTIONS = (
 
 
 def reproduce_on_gpu(paper: str, budget_s: float, progress: OnProgress) -> Reproduction:
-    """What this machine's GPU can show of a paper, within `budget_s` seconds of measurements."""
+    """The part of a paper that this machine's GPU can run, within `budget_s` seconds of measurements."""
     if not has_gpu():
         raise UnavailableError(
             "weft reproduce --device cuda needs a GPU and this machine has none; leave --device out to "
@@ -66,7 +66,7 @@ def reproduce_on_gpu(paper: str, budget_s: float, progress: OnProgress) -> Repro
 
 @dataclass
 class _Clock:
-    """The remaining time, and how much slower the GPU has been than simulated."""
+    """The deadline, and how much slower than simulated the GPU has been so far."""
 
     now: Callable[[], float]
     until: float
@@ -102,7 +102,7 @@ def measured_overlap(
             off_model.append(abs((rows[0].ours or 0.0) - model_ratio))
         except (UnavailableError, UsageError) as error:
             if not figures and not isinstance(error, MemoryFullError):
-                raise  # another grid would not change this
+                raise  # other grids would fail in the same way
             problems.append(f"{side}x{side} not measured: {error}")
         except WeftError as error:
             problems.append(f"{side}x{side} not measured: {error}")
@@ -138,12 +138,12 @@ def measured_overlap(
 
 
 def on_one_gpu() -> Workload:
-    """The workload of Fig. 2 with ranks that share a GPU, one block for each tile."""
+    """The workload of Fig. 2 with ranks that share a GPU, and with one block per tile."""
     return paper_reading(named("cb-ar-opt2")).but(ranks=RANKS_ON_GPU)
 
 
 def paper_share() -> float:
-    """Time of the collective over that of the GEMM, each alone, on the simulated node that stands in."""
+    """Time of the collective over that of the GEMM, each alone, on the paper's simulated STAND_IN node."""
     return _alone_share(SimExecutor(STAND_IN + PAPER_NODE), paper_workload("cb-ar-opt2", STAND_IN))
 
 
@@ -173,7 +173,10 @@ def _simulator_of(title: str) -> Profile:
 def _grid_rows(
     executor: Executor, simulated: SimExecutor, workload: Workload, simulated_workload: Workload, left: _Clock
 ) -> tuple[list[Reproduced], float]:
-    """One grid: TimeRatio of plain overlap, then the gain of each control over it; the simulated ratio."""
+    """The rows of one grid, and its simulated TimeRatio.
+
+    The rows are the TimeRatio of plain overlap, then the gain of each control over plain overlap.
+    """
     table = published_tables()
     side = (workload.compute.grid or (0, 0))[0]
     index = table.grid.index(side)
@@ -218,7 +221,7 @@ def _grid_rows(
 def _medians_ms(
     executor: Executor, workload: Workload, tried: Sequence[tuple[Policy, str]], round_s: float, left: _Clock
 ) -> list[float]:
-    """Median time of each candidate, in rounds of all of them. `round_s`: of a round, if simulated."""
+    """Median time of each candidate in ms, from interleaved rounds. `round_s`: simulated time of a round."""
     times: list[list[float]] = [[] for _ in tried]
     if not left.covers(FEWEST_RUNS * round_s):
         raise WeftError(f"about {FEWEST_RUNS * round_s * left.slower:.0f} s, beyond --budget")
@@ -227,7 +230,7 @@ def _medians_ms(
         start = left.now()
         for found, (policy, mode) in zip(times, tried, strict=True):
             found.append(executor.measure(workload, policy, mode).ms)
-        if rounds:  # the first one also compiles and creates communicators
+        if rounds:  # the first round also compiles and creates communicators
             left.slower = max(left.slower, (left.now() - start) / round_s)
         rounds += 1
     return [median(found[rounds // 3 :]) for found in times]

@@ -1,4 +1,4 @@
-"""arXiv:2606.09200 (resource-aware overlap): all its figures on the paper's nodes, simulated."""
+"""arXiv:2606.09200 (resource-aware overlap): all its figures, on the paper's simulated nodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """How often FiCCO's rule picks the best finer schedule: both readings, and every rule of the published form.
 
-Published are the quantities (operations per byte, traffic, M against K), not the thresholds and not which
-schedule each test selects. `every_rule` tries them all: it shows what the published facts leave open.
+The paper gives the quantities that are tested (operations per byte, traffic, M against K), but neither the
+thresholds nor the schedule that each test selects. `every_rule` tries all of them, and so shows how much the
+published facts leave open.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from weft.ops.explore import FINER
 from weft.ops.ficco import RULE_READINGS, ficco_pick, gemm_traffic, machine_balance
 
 NEAR_PCT = 0.1
-"""Schedules this close to the best count as the best."""
+"""A schedule that is at most this many percent slower than the best counts as the best."""
 CUT_ROWS = tuple(name for name in FINER if name.endswith("1d"))
 CUT_COLUMNS = "uniform-fused-2d"
 THRESHOLDS = 24
-"""Thresholds that are tried of each quantity, evenly spread over the cases."""
+"""Number of thresholds tried per quantity, about evenly spread over the cases."""
 
 
 @dataclass(frozen=True)
 class RuleCase:
-    """A case, and how much longer than the best finer schedule each of them takes, in percent."""
+    """A case, and how much longer each finer schedule takes than the best one, in percent."""
 
     case: Case
     lost_pct: dict[str, float]
@@ -36,7 +37,7 @@ class RuleCase:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of a rule: percent of cases in which it names the best schedule, and the mean loss in the others."""
+    """Percent of cases in which a rule names the best schedule, and its mean loss (%) in the others."""
 
     right_pct: float
     lost_pct: float
@@ -44,7 +45,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class EveryRule:
-    """Percent of cases right over all rules of the published form."""
+    """Number of rules of the published form, and the percent of cases in which they are right."""
 
     rules: int
     least_pct: float
@@ -53,13 +54,13 @@ class EveryRule:
 
 
 def accuracy(lost: Sequence[float]) -> Accuracy:
-    """Of a rule whose choices take this many percent longer than the best finer schedule."""
+    """The accuracy of a rule. `lost`: percent by which each choice is slower than the best finer schedule."""
     missed = [each for each in lost if each > NEAR_PCT]
     return Accuracy(100 * (1 - len(missed) / len(lost)), fmean(missed) if missed else 0.0)
 
 
 def readings(cases: Sequence[RuleCase]) -> dict[str, Accuracy]:
-    """Of both readings of the rule."""
+    """The accuracy of both readings of the rule."""
     return {
         reading: accuracy([one.lost_pct[ficco_pick(one.case, reading).schedule] for one in cases])
         for reading in RULE_READINGS
@@ -67,9 +68,10 @@ def readings(cases: Sequence[RuleCase]) -> dict[str, Accuracy]:
 
 
 def every_rule(cases: Sequence[RuleCase]) -> EveryRule:
-    """All rules with one threshold for operations per byte and one for traffic.
+    """Evaluate all rules with one threshold for operations per byte and one for traffic.
 
-    Each of the four regions has one of the schedules that cut rows; where M < K, columns may be cut instead.
+    A rule assigns one of the schedules that cut rows to each of the four regions. Half of the rules cut
+    columns instead where M < K.
     """
     measures = [gemm_traffic(one.case) for one in cases]
     few_rows = [one.case.rows < one.case.k for one in cases]
@@ -93,7 +95,7 @@ def every_rule(cases: Sequence[RuleCase]) -> EveryRule:
 
 
 def compute_bound(cases: Sequence[RuleCase]) -> int:
-    """Cases with more operations per byte than the machine balance, which that test cannot separate."""
+    """Number of cases above the machine balance in operations per byte, which that test cannot separate."""
     return sum(gemm_traffic(one.case)[0] >= machine_balance(one.case) for one in cases)
 
 

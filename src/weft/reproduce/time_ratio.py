@@ -1,4 +1,4 @@
-"""Fig. 2 of arXiv:2606.09200: TimeRatio of plain overlap over grids, on the paper's simulated nodes."""
+"""Fig. 2 of arXiv:2606.09200: TimeRatio of plain overlap by grid, on the paper's simulated nodes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from weft.sim.profile import PAPER_CTAS, PAPER_NODE, PAPER_RANKS, Profile, paper
 from weft.workload import Workload, named, paper_reading
 
 PAPER_GPUS = {"a40": "A40", "a100": "A100", "h100": "H100", "mi250x": "MI250X"}
-"""The GPUs of the paper as it names them."""
+"""The paper's GPUs: profile name → the paper's name."""
 LARGE_GRID = 4096
-"""Blocks from which a grid counts as large."""
+"""A grid with at least this many blocks counts as large."""
 FAR = 0.1
-"""An error of TimeRatio beyond this counts as a miss."""
+"""A cell whose TimeRatio is off by more than this counts as a miss."""
 WORKERS = 2
-"""Threads; the simulator's core runs without Python's lock."""
+"""Number of threads; the simulator's core releases Python's lock."""
 CB_TILES = 128
-"""Tiles of cb along each side: further blocks along it have no work."""
+"""Tiles of cb along each side; more blocks than this along a side have no work."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class PublishedTables:
 
     grid: tuple[int, ...]
     tables: dict[str, list[list[float]]]
-    """By profile name."""
+    """TimeRatio by profile name, then row and column."""
 
     def cells(self, gpu: str) -> list[tuple[int, int, float]]:
         """(X, Y, TimeRatio) of every cell."""
@@ -45,7 +45,7 @@ class PublishedTables:
 
 @cache
 def published_tables() -> PublishedTables:
-    """The tables of the figure."""
+    """The published tables of Fig. 2."""
     document = json.loads((Path(__file__).parent / "data" / "fig2_time_ratio.json").read_text("utf-8"))
     tables = {gpu: document["gpus"][title] for gpu, title in PAPER_GPUS.items()}
     return PublishedTables(tuple(document["grid"]), tables)
@@ -53,7 +53,7 @@ def published_tables() -> PublishedTables:
 
 @dataclass(frozen=True)
 class SharedFigures:
-    """The assumptions that all four nodes share; the figure's errors decide on nothing else."""
+    """The assumptions that all four nodes share; only these were chosen by the errors in Fig. 2."""
 
     tile_loads: int = 2
     vector_efficiency: float = 0.8
@@ -68,12 +68,12 @@ class SharedFigures:
 
 
 CHOICES = tuple(SharedFigures(*values) for values in product((1, 2, 3), (0.7, 0.8, 0.9), (8, 10)))
-"""What leaving one GPU out chooses from, by the errors of the three others. The share of the link is not
-among them: only its ratio to the GEMM's rate matters."""
+"""Assumptions from which `leave_one_out` chooses by the errors of the three other GPUs. The share of the link
+is not varied, because only its ratio to the GEMM's rate matters."""
 
 
 def paper_workload(name: str, gpu: str, grid: tuple[int, int] | None = None) -> Workload:
-    """One of the paper's workloads with its ranks on a GPU."""
+    """One of the paper's workloads with the number of ranks that the paper used for a GPU."""
     found = paper_reading(named(name)).but(ranks=PAPER_RANKS[gpu])
     return found if grid is None else found.but(grid=grid)
 
@@ -120,12 +120,12 @@ class TableErrors:
     far: int
     """Cells with an error of more than FAR."""
     large_mae: float
-    """Of grids of LARGE_GRID blocks and more."""
+    """Mean absolute error at large grids (LARGE_GRID)."""
     constant_mae: float
-    """Of the best constant at those grids."""
+    """Mean absolute error of the best constant at large grids."""
     large_ours: float
     large_published: float
-    """Mean ratios at those grids."""
+    """Mean TimeRatio at large grids."""
     signs_right: int
     signs: int
 
@@ -155,9 +155,9 @@ def table_errors(cells: Sequence[Reproduced]) -> TableErrors:
 
 
 def curve_mae(gpu: str, node: Profile) -> float:
-    """Mean error of a table on a node, from one grid for each number of blocks with work.
+    """Mean absolute error of a table on a node; simulates one grid for each number of blocks with work.
 
-    Grids with equally many such blocks hardly differ, in the paper as in the simulator.
+    Grids with the same number of such blocks hardly differ, neither in the paper nor in the simulator.
     """
     run = SimExecutor(gpu, model=node)
     ours: dict[int, float] = {}
@@ -171,7 +171,7 @@ def curve_mae(gpu: str, node: Profile) -> float:
 
 
 def leave_one_out(progress: OnProgress) -> dict[str, tuple[float, SharedFigures]]:
-    """For each GPU: its mean error under the assumptions that suit the three others best."""
+    """For each GPU: its mean absolute error under the assumptions that fit the others best, and those."""
     jobs = [(gpu, figures) for figures in CHOICES for gpu in PAPER_GPUS]
     errors: dict[tuple[str, SharedFigures], float] = {}
     with ThreadPoolExecutor(WORKERS) as pool:
@@ -189,7 +189,7 @@ def leave_one_out(progress: OnProgress) -> dict[str, tuple[float, SharedFigures]
 
 
 def own_link_mae() -> dict[str, float]:
-    """Mean error of the tables of GPUs with NVLink if collectives had NVLink's rate."""
+    """Mean absolute error by GPU with NVLink if collectives had NVLink's rate."""
     return {gpu: curve_mae(gpu, profile(gpu)) for gpu in ("a100", "h100")}
 
 

@@ -1,7 +1,8 @@
-/* Delays on a CUDA stream without a kernel: what stands for a copy by copy engines where no engine can make it.
+/* Delays on a CUDA stream without a kernel. They represent copies by copy engines that one GPU cannot make.
  *
- * The stream writes a number to host memory when it gets there and waits for the same number in the next word. A thread
- * of the host sees the first, and writes the second when the time is over. It spins while a delay is pending. */
+ * When the stream reaches a delay, it writes a number to host memory, then waits for the same number in the next word.
+ * A host thread sees the first number, and writes the second one when the delay is over. It spins while a delay is
+ * pending. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -25,18 +26,18 @@ typedef struct { /* in host memory that the GPU can reach */
 typedef struct {
     unsigned place;
     uint32_t number;
-    uint64_t ns, start; /* start: 0 until the stream is there */
+    uint64_t ns, start; /* start: 0 until the stream reaches the delay */
 } pending;
 
 static struct {
     stream_value write, wait;
     slot *slots;
-    uint64_t address; /* of the slots, for the GPU */
+    uint64_t address; /* GPU address of the slots */
     unsigned count;
-    uint32_t *numbers; /* of the latest delay of each slot */
+    uint32_t *numbers; /* number of the latest delay in each slot */
     unsigned *free;
     unsigned free_count;
-    pending *given; /* what the thread has not taken yet */
+    pending *given; /* delays that the thread has not taken yet */
     unsigned given_count;
     bool running;
 } all;
@@ -65,7 +66,8 @@ static void give_back(unsigned place) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Whether the delay is over. A number counts as reached where it is at most 2^31 ahead, as for the GPU. */
+/* Whether the delay is over. Numbers wrap around: `started` has reached `number` if it is less than 2^31 ahead, as in
+ * the GPU's comparison. */
 static bool over(pending *one) {
     slot *s = &all.slots[one->place];
     if (!one->start) {
@@ -93,7 +95,7 @@ static void *run(void *unused) {
                 ;
         else
             while (!sem_trywait(&work))
-                ; /* taken with all others below */
+                ; /* the delays are all taken below */
         count += take(held + count, all.count - count);
         for (unsigned i = count; i-- > 0;)
             if (over(&held[i]))
@@ -104,7 +106,8 @@ static void *run(void *unused) {
     return NULL;
 }
 
-/* `slots`: zeroed host memory for `count` pairs of words, which the GPU reaches at `address`. Once for a process. */
+/* Start the thread; later calls do nothing. `slots`: zeroed host memory for `count` pairs of words, which the GPU
+ * accesses at `address`. */
 EXPORT int weft_delay_open(stream_value write, stream_value wait, void *slots, uint64_t address, unsigned count) {
     pthread_mutex_lock(&lock);
     int result = 0;
@@ -127,7 +130,7 @@ EXPORT int weft_delay_open(stream_value write, stream_value wait, void *slots, u
     return result;
 }
 
-/* A free slot; waits for one where all are pending. */
+/* Take a free slot; waits for one if all are pending. */
 static int find_slot(unsigned *place, uint32_t *number) {
     for (uint64_t start = now_ns(); now_ns() - start < LONGEST_WAIT_S * UINT64_C(1000000000); sched_yield()) {
         pthread_mutex_lock(&lock);
@@ -143,8 +146,8 @@ static int find_slot(unsigned *place, uint32_t *number) {
     return TIMEOUT;
 }
 
-/* Start a delay of `ns` when the stream gets here; `weft_delay_end` holds the stream up until it is over. Work between
- * the two is part of the delay. Returns a CUresult; on an error there is no delay. */
+/* Start a delay of `ns` when the stream gets here; `weft_delay_end` holds the stream up until the delay is over. Work
+ * issued between the two calls runs during the delay. Returns a CUresult; on an error there is no delay. */
 EXPORT int weft_delay_begin(void *stream, uint64_t ns, uint64_t *ticket) {
     unsigned place;
     uint32_t number;
@@ -166,7 +169,7 @@ EXPORT int weft_delay_begin(void *stream, uint64_t ns, uint64_t *ticket) {
     return 0;
 }
 
-/* The slot may have been used again since then: the stream waits for a number that is at least this one. */
+/* The slot may have been reused since `weft_delay_begin`, so the stream waits for this number or a later one. */
 EXPORT int weft_delay_end(void *stream, uint64_t ticket) {
     uint64_t at = all.address + (ticket >> 32) * sizeof(slot) + sizeof(uint32_t);
     return all.wait(stream, at, (uint32_t)ticket, 0);
@@ -179,7 +182,7 @@ EXPORT int weft_delay(void *stream, uint64_t ns) {
     return result ? result : weft_delay_end(stream, ticket);
 }
 
-/* How many delays there were, and by how much the worst of them was too long on the host's side. */
+/* Number of delays so far, and the most nanoseconds by which the host ended one too late. */
 EXPORT void weft_delay_counts(uint64_t *count, uint64_t *late_ns) {
     *count = atomic_load(&delays);
     *late_ns = atomic_load(&latest_by_ns);

@@ -1,9 +1,9 @@
-/* NCCL's C API for one rank of a node that is not there: collectives become paced kernels (comm/paced.py).
+/* NCCL's C API for one rank of a node that is not present: collectives become paced kernels (comm/paced.py).
  *
- * It has NCCL's names so that whatever handles NCCL handles it: the shim recognizes its communicators and calls, and
- * its rules reach it by the configuration of each call. A group is kept until it ends and handed over as a whole.
- * As in NCCL, copy engines serve a collective whose communicator or call asks for zero CTAs and whose output lies in a
- * symmetric window. */
+ * The functions have NCCL's names, so that code for NCCL works with them: the shim recognizes communicators and calls,
+ * and passes its rules in the configuration of each call. The calls of a group are collected until the group ends and
+ * handed over together. As in NCCL, copy engines serve a collective if its communicator or call asks for zero CTAs and
+ * its output lies in a symmetric window. */
 #define _GNU_SOURCE
 #include <limits.h>
 #include <stdbool.h>
@@ -28,7 +28,7 @@ typedef struct {
     char internal[128];
 } unique_id;
 
-typedef struct { /* ncclConfig_t as of 2.27; what follows split_share is absent before */
+typedef struct { /* ncclConfig_t as of 2.27; older versions end after split_share */
     size_t size;
     unsigned magic, version;
     int blocking, cluster, min_ctas, max_ctas;
@@ -61,7 +61,7 @@ typedef struct {
     window *windows;
 } communicator;
 
-typedef struct { /* comm/paced.py mirrors it, and remembers what it planned for equal calls */
+typedef struct { /* mirrored in comm/paced.py, which caches launches by the bytes of the calls */
     const void *send;
     void *recv;
     uint64_t count;
@@ -75,14 +75,14 @@ typedef int (*launch_calls)(const paced_call *calls, int count);
 
 static launch_calls launch;
 static int (*current_device)(int *);
-static int (*memory)(void **, size_t); /* allocates; with size 0 it frees */
+static int (*memory)(void **, size_t); /* allocates `size` bytes; frees if size is 0 */
 static char last_error[512];
 static _Thread_local struct {
     int depth, count, room;
     paced_call *calls;
 } group;
 
-/* For Python: what launches calls, tells the current device, and gives and takes memory. */
+/* For Python: set the functions that launch calls, return the current device, and allocate or free memory. */
 EXPORT void weft_paced_serve(launch_calls how, int (*device)(int *), int (*allocate)(void **, size_t)) {
     launch = how;
     current_device = device;
@@ -121,12 +121,12 @@ EXPORT int ncclGetUniqueId(unique_id *id) {
 /* --- communicators ------------------------------------------------------------------------------------------------- */
 
 static int limit_of(const char *variable, int configured) {
-    const char *text = getenv(variable); /* it outranks the configuration, as in NCCL */
+    const char *text = getenv(variable); /* takes precedence over the configuration, as in NCCL */
     int given = text ? atoi(text) : 0;
     return given > 0 ? given : configured > 0 ? configured : 0;
 }
 
-/* The environment outranks the configuration. */
+/* The environment takes precedence over the configuration. */
 static bool asks_for_zero_ctas(const comm_config *config) {
     const char *text = getenv("NCCL_CTA_POLICY");
     if (text && *text)
@@ -163,8 +163,8 @@ EXPORT int ncclCommInitRank(communicator **made, int size, unique_id id, int ran
     return make(made, size, rank, NULL);
 }
 
-/* All ranks split alike: weft's shim does it for another limit of CTAs. A group of other ranks has a rendezvous of its
- * own, so that only the whole communicator is split here. */
+/* The new communicator has the same ranks: weft's shim splits one to change its CTA limit. Groups with fewer ranks are
+ * created by their own rendezvous, not by a split. */
 EXPORT int ncclCommSplit(communicator *comm, int color, int key, communicator **made, comm_config *config) {
     (void)key;
     if (!comm || color < 0)
@@ -172,7 +172,7 @@ EXPORT int ncclCommSplit(communicator *comm, int color, int key, communicator **
     int result = make(made, comm->size, comm->rank, config);
     if (!result)
         (*made)->stride = comm->stride;
-    if (!result && !config) { /* as its parent */
+    if (!result && !config) { /* inherit the parent's configuration */
         (*made)->max_ctas = comm->max_ctas;
         (*made)->cluster = comm->cluster;
         (*made)->zero_ctas = comm->zero_ctas;
@@ -180,7 +180,7 @@ EXPORT int ncclCommSplit(communicator *comm, int color, int key, communicator **
     return result;
 }
 
-/* For Python: where the ranks of a communicator are. */
+/* For Python: set the distance in GPUs between the ranks of a communicator. */
 EXPORT int weft_paced_spread(communicator *comm, int stride) {
     comm->stride = stride;
     return SUCCESS;
@@ -230,7 +230,7 @@ EXPORT int ncclMemFree(void *made) { return memory ? memory(&made, 0) : INVALID_
 EXPORT int ncclCommWindowRegister(communicator *comm, void *buffer, size_t size, void **made, int flags) {
     if (!comm || !buffer || !made)
         return INVALID_ARGUMENT;
-    *made = NULL; /* as in NCCL, success without a window where it cannot be had */
+    *made = NULL; /* as in NCCL, success without a window if none can be made */
     window *w = flags & SYMMETRIC_WINDOW ? malloc(sizeof *w) : NULL;
     if (w) {
         *w = (window){(uintptr_t)buffer, (uintptr_t)buffer + size, comm->windows};
@@ -290,7 +290,7 @@ static int take(paced_call call, const call_config *config) {
     call.copies = zero_ctas && copied_kind(call.operation) && in_window(call.comm, call.recv);
     if (!group.depth)
         return hand_over(&call, 1);
-    if (group.count == group.room) { /* an all-to-all has two calls for each rank */
+    if (group.count == group.room) { /* an all-to-all of sends and receives has two calls per rank */
         int room = group.room ? 2 * group.room : FIRST_CALLS;
         paced_call *more = realloc(group.calls, room * sizeof *more);
         if (!more)
