@@ -13,7 +13,7 @@ from weft.ops.simulate import ScheduleResult, exhaustive
 from weft.policy import SCHEDULES
 
 FINER = tuple(name for name in SCHEDULES if name not in ("serial", "shard"))
-"""The schedules of FiCCO."""
+"""The finer schedules, as in FiCCO."""
 _COLLECTIVES = {
     "all_gather": "all_gather_matmul",
     "reduce_scatter": "matmul_reduce_scatter",

@@ -151,7 +151,7 @@ def _apply(
 ) -> Any:
     x, ws, scales = given.x, given.ws, given.scales
     _check_kinds(call, given)
-    if policy is not None and (policy.schedule is not None or policy.engine == "dma"):  # else it says nothing
+    if policy is not None and (policy.schedule is not None or policy.engine == "dma"):  # else it sets neither
         call = call._replace(schedule=call.schedule or policy.schedule, engine=call.engine or policy.engine)
     if out_dtype is not None:
         call = call._replace(out_dtype=str(out_dtype).removeprefix("torch."))

@@ -203,7 +203,7 @@ class SymmetricLink:
 
     def send(self, step: Send, program: Program) -> Transfer | None:
         if self._gathers:
-            return None  # the peer pulls
+            return None  # the peer pulls the data
         lane = self._lane(step.peer)
         target = self._theirs[step.peer].recvs[self._schedule.rank, step.round].target
         inbox = self._inbox(self._theirs[step.peer], step.peer, target.buffer)

@@ -72,8 +72,8 @@ class StreamRunner:
         self._list: list[tuple[int, Any]] = []
         self._transfers: dict[str, tuple[int, int]] = {}  # id → lane, position among all transfers
         self._matmuls: dict[str, int] = {}  # id → place on the caller's stream
-        self._order: list[str] = []  # the same, by place
-        self._waited = [-1] * len(link.lanes)  # the last matmul that each lane waited for
+        self._order: list[str] = []  # ids by place
+        self._waited = [-1] * len(link.lanes)  # place of the last matmul that each lane waited for
         self._events: dict[str, int] = {}
         self._compile(schedule)
         program.finish()

@@ -166,7 +166,7 @@ def _given(
     """The tasks that the peer must finish before its part can be pulled, on the rank that represents it."""
     ranks, stand_in = schedules[0].problem.ranks, step.peer % len(schedules)
     send = schedules[stand_in].sends.get(((rank + stand_in - step.peer) % ranks, step.round))
-    if send is None:  # the last rows of an uneven split, which the stand-in does not have
+    if send is None:  # the stand-in does not have the last rows of an uneven split
         return []
     return [index[stand_in, before] for before in send.after if (stand_in, before) in index]
 

@@ -156,8 +156,10 @@ def known_error() -> dict[str, Any] | None:
 
 
 def error_of(job: TrainingJob, known: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-    """The error that applies to a job: that of its family, or else the widest of any family, made wider, with
-    0 runs. None without a table."""
+    """The error that applies to a job; None without a table.
+
+    It is the error of the job's family or, if that has none, a widened copy of the widest one, with 0 runs.
+    """
     table = known if known is not None else known_error()
     if not table or "families" not in table:
         return None

@@ -20,7 +20,7 @@ from weft.plan.figures import (
 from weft.plan.models import Gemm
 
 TILE_M, TILE_N = LARGE_TILE
-REFERENCE_RATE = 989.4e12 / 132  # of one SM of an H100 in bf16, for which `GEMM_K_HALF` holds
+REFERENCE_RATE = 989.4e12 / 132  # FLOP/s of one SM of an H100 in bf16, for which `GEMM_K_HALF` holds
 GEMM_K_HALF = 215.0  # depth K at which an H100 reaches half of its rate; see the closed form of weft.gpu.cost
 GEMM_TAIL = 0.5  # exponent of the loss to a ragged last wave, 0 to 1: assumed, other kernels fill the gap
 USUAL_SHARE = 0.75  # fraction of a layer's time in matmuls at which the fitted shares of the peak hold
@@ -98,7 +98,7 @@ def peak_rate(gpu: GpuSpec, precision: str) -> float:
 def gemm_passes(
     gemms: list[Gemm], job: TrainingJob, figures: Figures, precision: str = ""
 ) -> tuple[float, float]:
-    """Seconds forward and backward (input and weight gradients) of these matmuls."""
+    """Forward and backward seconds of these matmuls; backward includes input and weight gradients."""
     software, kind = figures.find(job.software), precision or job.precision
     forward = backward = 0.0
     for g in gemms:

@@ -165,7 +165,7 @@ def _options(kind: str, group: Group, policy: Policy | str | None) -> tuple[Poli
     if policy == AUTO:
         return (Policy(), *CANDIDATES, *((COPY,) if copies else ()))
     if isinstance(policy, Policy):
-        # Copy engines cannot add, and do not reach beyond the domain.
+        # Copy engines cannot reduce, and do not reach beyond the domain.
         return (policy if copies or policy.engine != "dma" else replace(policy, engine="sm"),)
     return (Policy(),)
 

@@ -80,7 +80,7 @@ def bubble_share(job: TrainingJob) -> float:
 def span_s(times_s: dict[Stage, float], counts: dict[Stage, int], job: TrainingJob) -> tuple[float, float]:
     """Seconds of all micro-batches on the slowest stage, and seconds of the bubble.
 
-    The bubble is the time of one micro-batch on all other stages; the others overlap with the slowest stage.
+    The bubble is the time of one micro-batch on all other stages, times the schedule's `bubble_share`.
     """
     slowest = max(times_s.values())
     once = sum(times_s[stage] * counts[stage] for stage in counts)

@@ -140,7 +140,7 @@ def _pointless(options: Options, chosen: Mapping[str, Any], held: set[str]) -> b
         return True
     if chosen["expert_tp"] == 0 and tp == 1 and "expert_tp" not in held:
         return len(held & {"ep"}) == 0 and chosen["ep"] != 1
-    # With stages zero3 is the same as zero1, see TrainingJob.gathers_layers.
+    # With pipelining, zero3 behaves like zero1: see TrainingJob.gathers_layers.
     return chosen["sharding"] == "zero3" and pp != 1 and "sharding" not in held
 
 

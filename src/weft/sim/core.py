@@ -1,4 +1,4 @@
-"""Binding to the compiled core: passes launches to the C library and reads the results. Only here: ctypes."""
+"""Binding to the compiled core, by ctypes: passes launches to the C library and reads the results."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from weft.sim.fabric import Fabric, fair
 
 MEMORY_STALL = 0.5
-"""Relative slowdown of a compute-bound kernel, per share of the memory bandwidth that copies use.
+"""Relative slowdown of a compute-bound kernel, per fraction of the memory bandwidth that copies use.
 
 Fitted to one measurement: an all-gather of 64 MiB shards and a GEMM the size of 8192³ on eight H100 (pytorch
 PR 172714) take 2.96 ms in sequence, 2.02 ms overlapped by shards with copies on SMs, and 1.77 ms with copy
@@ -21,7 +21,7 @@ engines; the model gives 2.99, 2.07 and 1.71 ms."""
 LEAST_MEMORY = 0.25
 """Fraction of the memory bandwidth that copies always leave to kernels."""
 _SAME_S = 1e-10
-"""Ends closer together than this are one event."""
+"""Events closer together than this are simultaneous."""
 _ENDLESS = float("inf")
 
 

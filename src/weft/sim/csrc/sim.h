@@ -43,7 +43,7 @@ typedef struct {
 
 typedef struct {
     double time;
-    int32_t sm, launch, change, pad; /* change: in the resident blocks of this launch on this SM */
+    int32_t sm, launch, change, pad; /* change: blocks of this launch that this SM gained or lost */
 } sim_change;
 
 typedef struct {

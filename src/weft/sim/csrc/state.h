@@ -6,7 +6,7 @@
 #include "sim.h"
 
 #define MAX_ACTIVE 48
-#define SAME_TIME 1e-12 /* seconds; ends closer than this are one event */
+#define SAME_TIME 1e-12 /* seconds; ends closer together than this are one event */
 #define MAX_MARKS 64    /* blocks of one launch on one SM; no GPU holds more than 32 */
 
 typedef struct {
