@@ -1,20 +1,20 @@
-"""A collective and the GEMM that depends on it, as one operation whose schedule follows from its shape.
+"""Fuses a collective and the GEMM that depends on it into one operation; its shape determines the schedule.
 
-The operations need torch; each name is loaded when it is first used, so that schedules, the simulator and the
-pick are there without it.
+The operations need torch. Names are loaded on first use, so that schedules, the simulator and the pick work
+without torch.
 
-A map of the package, from the call to the bytes:
+Code map of the package, from the user's call down to the transfers:
 
-| files | what they hold |
+| modules | contents |
 | --- | --- |
-| `adopt`, `adopt_styles`, `promise`, `replacements` | `weft run --ops`: what it replaces |
-| `inductor_pass`, `fuse_graph`, `graph_patterns` | the same in graphs of torch.compile |
-| `model`, `attention_heads`, `feed_forward`, `styles`, `layers`, `gather_once` | models, layers: DTensors |
-| `functions`, `call`, `autograd`, `compiled` | what users call; gradients; torch.compile |
-| `run`, `prepare`, `operands`, `teams`, `choose` | one call: tensors, what ranks agree on, schedule |
+| `adopt`, `adopt_styles`, `promise`, `replacements` | `weft run --ops`: replacements in unmodified programs |
+| `inductor_pass`, `fuse_graph`, `graph_patterns` | replacements in graphs of torch.compile |
+| `model`, `attention_heads`, `feed_forward`, `styles`, `layers`, `gather_once` | parallel models and layers |
+| `functions`, `call`, `autograd`, `compiled` | public functions; gradients; custom operators |
+| `run`, `prepare`, `operands`, `teams`, `choose` | one call: tensors, agreement of the ranks, schedule |
 | `schedule`, `steps`, `builder`, `build_gather`, `build_scatter` | schedules as data; no torch |
-| `program`, `run_messages`, `run_streams`, `engines`, `links`, `collect` | the runners of that data |
-| `case`, `simulate`, `estimate`, `pick`, `ficco` | the same data on a simulated node; the pick; no torch |
+| `program`, `run_messages`, `run_streams`, `engines`, `links`, `paced_link`, `collect` | run schedules |
+| `case`, `simulate`, `estimate`, `pick`, `ficco` | schedules on a simulated node; the pick; no torch |
 | `explore`, `explore_device`, `characterize`, `characterize_device`, `tuner` | all schedules, all losses |
 """
 

@@ -1,9 +1,9 @@
-"""Fused operations in an unmodified program: what torch's autoload starts under `weft run --ops`.
+"""Fused operations in an unmodified program. torch's autoload starts this under `weft run --ops`.
 
-For models sharded with torch's styles, the styles are wrapped (`weft.ops.adopt_styles`); torch.compile graphs
-are changed by an Inductor pass (`weft.ops.fuse_graph`). Each is installed when the program imports the part
-of torch that it changes; otherwise the program is left unchanged. On exit, each process writes its
-replacements to the job's folder.
+For models sharded with torch's styles, weft wraps the styles (`weft.ops.adopt_styles`); in torch.compile
+graphs, an Inductor pass replaces operations (`weft.ops.fuse_graph`). Each is installed when the program
+imports the part of torch that it changes; otherwise the program is left unchanged. On exit, each process
+writes its replacements to the job's folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _counted = Replacements()
 
 
 def start() -> None:
-    """Called while torch is imported, in every process of a job under `weft run --ops`."""
+    """Install the hooks. Called while torch is imported, in every process of a job under `weft run --ops`."""
     _notice_compile()
     AfterImport({STYLES: _install_styles, INDUCTOR: _install_pass}).install()
     atexit.register(_leave_report, os.getpid())
@@ -64,7 +64,7 @@ def _install_pass(config: ModuleType) -> None:
 
 
 def _leave_report(process: int) -> None:
-    """What was replaced in this process, for the closing line of `weft run` and its statistics."""
+    """Write this process's replacements, for the closing line of `weft run` and its statistics."""
     folder = Path(os.environ.get("WEFT_JOB") or "/nowhere")
     if process != os.getpid() or not folder.is_dir():
         return

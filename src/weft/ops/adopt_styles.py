@@ -1,12 +1,12 @@
 """Fused operations in models sharded with torch's own styles, without code changes (`weft run --ops`).
 
-`ColwiseParallel`, `RowwiseParallel` and `PrepareModuleInput` work as usual: parameters, placements, hooks.
+`ColwiseParallel`, `RowwiseParallel` and `PrepareModuleInput` keep their parameters, placements and hooks.
 Only the collective is deferred: an input that a style would gather becomes a `PendingGather`, a DTensor that
-is gathered when its local tensor is read. A column-parallel layer that gets one gathers and multiplies in one
-operation; for any other reader torch gathers it, as before. A row-parallel layer whose result a style would
-scatter does both in one operation. If no gain is expected, and inside torch.compile (see
-`weft.ops.fuse_graph`), torch's path runs. If a program uses torch.compile anywhere, modules get no pending
-inputs: compiled code would be recompiled for each.
+is gathered when its local tensor is read. A column-parallel layer with such an input gathers and multiplies
+in one operation; for any other reader, torch gathers it as before. A row-parallel layer whose result a style
+would scatter multiplies and scatters in one operation. If no gain is expected, and inside torch.compile (see
+`weft.ops.fuse_graph`), torch's own path runs. If a program uses torch.compile anywhere, modules get no
+pending inputs, because each would cause compiled code to be recompiled.
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ class PendingGather(DTensor):  # type: ignore[misc,unused-ignore]
     """A replicated DTensor that is gathered when anything but a fused operation reads its local tensor."""
 
     source: DTensor
-    """Sharded along one dimension; its gradient is that of the gathered tensor."""
+    """The DTensor sharded along one dimension; it receives the gradient of the gathered tensor."""
     consumers: list[weakref.ref[nn.Module]]
-    """The layers that multiplied it, in order."""
+    """The layers that have multiplied this tensor, in order."""
     results: dict[int, Any]
     """Results computed together with the first layer's and not fetched yet, by layer id."""
     state: Any
+    """Gradient and autocast mode in which `results` were computed."""
     fused: bool | None
-    """Whether fused operations multiply it: what the first layer found holds for the others."""
+    """Whether fused operations multiply this tensor. The first layer decides for all; None: not decided."""
     observed: bool
-    """Whether it was made where hooks see what autograd saves, as in torch's checkpoints."""
+    """Whether hooks received the tensors that autograd saved when it was made, as in torch's checkpoints."""
 
     @property
     def _local_tensor(self) -> torch.Tensor:  # type: ignore[override,unused-ignore]
-        """What torch reads. After that, this is an ordinary DTensor."""
+        """Gather the tensor when torch reads it. After that, this is an ordinary DTensor."""
         with torch.no_grad():
             gathered = self.source.detach().redistribute(placements=[Replicate()]).to_local()
         self.__class__ = DTensor
@@ -64,7 +65,7 @@ class PendingGather(DTensor):  # type: ignore[misc,unused-ignore]
 
     @_local_tensor.setter
     def _local_tensor(self, _: torch.Tensor) -> None:
-        """torch's constructor sets it; it does not exist yet."""
+        """Ignore the tensor that torch's constructor sets: nothing is gathered yet."""
 
     def __deepcopy__(self, memo: Any) -> DTensor:
         _ = self._local_tensor
@@ -77,7 +78,7 @@ class PendingGather(DTensor):  # type: ignore[misc,unused-ignore]
 
 
 class _Defer(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
-    """A sharded DTensor as a replicated one that is not gathered yet."""
+    """Makes a PendingGather from a sharded DTensor."""
 
     @staticmethod
     def forward(ctx: Any, given: DTensor, source: _Source) -> PendingGather:
@@ -95,20 +96,20 @@ class _Defer(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
 
 
 class _Source:
-    """Hides a tensor from autograd, which inspects the arguments of a function."""
+    """Hides a tensor from autograd, which inspects a function's arguments."""
 
     def __init__(self, tensor: DTensor) -> None:
         self.tensor = tensor
 
 
 def defer(source: DTensor) -> DTensor:
-    """What `source.redistribute(placements=[Replicate()])` gives, gathered later or never."""
+    """The result of `source.redistribute(placements=[Replicate()])`, but gathered later, or never."""
     made: DTensor = _Defer.apply(source, _Source(source))
     return made
 
 
 def can_defer(x: Any) -> bool:
-    """Whether this is a DTensor sharded along a dimension that a fused operation can gather."""
+    """Whether x is a DTensor sharded along a dimension that a fused operation can gather."""
     if not isinstance(x, DTensor) or x.device_mesh.ndim != 1 or x.device_mesh.size() == 1:
         return False
     (placement,) = x.placements
@@ -123,7 +124,7 @@ _working: bool | None = None
 
 
 def _works(x: DTensor) -> bool:
-    """Whether this torch accepts a pending DTensor as its own; tested once, with nothing to gather."""
+    """Whether this version of torch handles a pending DTensor; tested once, with nothing to gather."""
     global _working
     if _working is None:
         try:
@@ -140,23 +141,23 @@ def _works(x: DTensor) -> bool:
 
 _Followers: TypeAlias = "weakref.WeakKeyDictionary[nn.Module, Sequence[weakref.ref[nn.Module]]]"
 _seen: _Followers = weakref.WeakKeyDictionary()
-"""By layer: those that multiplied the same tensor when it last was the first to do so."""
+"""By layer: the layers that multiplied the same tensor the last time this layer was the first to do so."""
 _settled: _Followers = weakref.WeakKeyDictionary()
-"""The same, as of the last step of an optimizer. Activation checkpointing runs a forward pass again and
-expects it to save the same tensors, so with gradients nothing changes in between."""
+"""The state of `_seen` at the last optimizer step; passes with gradients use it. Activation checkpointing
+repeats a forward pass and expects it to save the same tensors, so entries must not change within a step."""
 
 
 def _settle(*_: Any) -> None:
-    """Called after each step of an optimizer; one inside a backward pass is too early."""
+    """Update `_settled`. Called after each optimizer step; steps inside a backward pass are ignored."""
     if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1:
         for layer, followers in _seen.items():
             _settled[layer] = tuple(followers)
 
 
 class AdoptedColumn(ColumnParallelLinear):
-    """A layer under torch's ColwiseParallel that may gather its input in the operation that multiplies it."""
+    """A layer under torch's ColwiseParallel that may gather and multiply its input in one operation."""
 
-    tokens_first = False  # contiguous, as torch's result is: the program may view it
+    tokens_first = False  # results are contiguous, like torch's: the program may view them
 
     def forward(self, x: torch.Tensor) -> Any:
         if not torch.compiler.is_compiling() and type(x) is PendingGather:
@@ -167,7 +168,7 @@ class AdoptedColumn(ColumnParallelLinear):
 
 
 class AdoptedRow(RowParallelLinear):
-    """A layer under torch's RowwiseParallel that may scatter its result in the operation that computes it."""
+    """A layer under torch's RowwiseParallel that may compute and scatter its result in one operation."""
 
     tokens_first = False
 
@@ -178,15 +179,16 @@ class AdoptedRow(RowParallelLinear):
 
 
 def _compute(layer: AdoptedColumn, pending: PendingGather) -> Any:
-    """A layer's result, with those of the layers that had the same input as this one last time; or None.
+    """A layer's result; None if torch should compute it.
 
-    Only its own result if hooks see what autograd saves: torch's checkpoints run a forward pass twice, and
-    raise an error if it saves other tensors the second time.
+    Also computes the results of the layers that shared this layer's input last time, unless hooks receive the
+    tensors that autograd saves: torch's checkpoints repeat a forward pass, and raise an error if it saves
+    other tensors the second time.
     """
     state = torch.is_grad_enabled(), torch.is_autocast_enabled(pending.device.type)
     observed = _saving_is_observed()
     if observed and not pending.observed:
-        return None  # a checkpoint that runs again may find it gathered
+        return None  # when the checkpoint is recomputed, the tensor may already be gathered
     layers = [layer] if observed else _noted(layer, pending)
     result = pending.results.pop(id(layer), None) if pending.state == state else None
     if result is not None or not _weight_fits(layer, pending.source, Shard(0)):
@@ -203,7 +205,7 @@ def _compute(layer: AdoptedColumn, pending: PendingGather) -> Any:
 
 
 def _noted(layer: AdoptedColumn, pending: PendingGather) -> list[Any]:
-    """This layer, and if it is the first with this input those that came after it last time."""
+    """This layer and, if it is the first to use this input, the layers that followed it last time."""
     layers: list[Any] = [layer]
     if not pending.consumers:
         known = [each() for each in (_settled if torch.is_grad_enabled() else _seen).get(layer, ())]
@@ -216,7 +218,7 @@ def _noted(layer: AdoptedColumn, pending: PendingGather) -> list[Any]:
 
 
 def _saving_is_observed() -> bool:
-    """Whether hooks get the tensors that autograd saves now; true where torch does not say."""
+    """Whether hooks receive the tensors that autograd saves now; true if torch does not tell."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return top is None or top(True) is not None
 
@@ -258,7 +260,7 @@ def _promised(layer: Any, operation: str, problem: Problem, x: DTensor) -> bool:
 
 
 def _adopt(module: nn.Module, kind: type[Any], mesh: Any, sequence_dim: int) -> None:
-    """Make a layer that a style has divided one that may use the fused operation."""
+    """Let a layer that a style has sharded use the fused operation."""
     made: Any = module
     made.__class__ = kind
     made.sequence_dim, made.output_layout, made.use_local_output = sequence_dim, None, False
@@ -281,7 +283,7 @@ def install_styles(styles: Any, counted: Replacements) -> None:
 
 
 def _wrap(owner: type, name: str, replacement: Callable[..., Any]) -> None:
-    """Wrap a method, keeping its signature (torch inspects it); `replacement` gets the original first."""
+    """Wrap a method and keep its signature, which torch inspects. `replacement` gets the original first."""
     plain = owner.__dict__[name]
     original = getattr(owner, name)
 
@@ -308,7 +310,7 @@ def _apply_rows(original: Any, style: Any, module: nn.Module, mesh: Any) -> nn.M
 
 
 def _can_adopt(style: Any, name: str, module: nn.Module, mesh: Any) -> bool:
-    """Styles and layers of torch itself: subclasses may behave differently."""
+    """Accept only torch's own styles and layers: subclasses may behave differently."""
     known = type(style).__name__ == name and type(style).__module__.startswith("torch.distributed.")
     return bool(known and type(module) is nn.Linear and mesh.ndim == 1 and mesh.size() > 1)
 
@@ -324,7 +326,7 @@ def _prepare_columns(original: Any, layouts: Any, desired: Any, module: Any, inp
 
 
 def _apply_prepare(original: Any, style: Any, module: nn.Module, mesh: Any) -> nn.Module:
-    """With a separate style for each module, so that an input knows its module."""
+    """Apply a copy of the style, one per module, that refers to its module."""
     of_module = copy.copy(style)
     of_module._weft_module = weakref.ref(module)
     made: nn.Module = original(of_module, module, mesh)
@@ -342,7 +344,10 @@ def _prepare_argument(original: Any, style: Any, given: Any, mesh: Any, layout: 
 
 
 def _may_pass_pending(style: Any) -> bool:
-    """Whether the module has a layer to use it and takes DTensors, and nothing in the program is compiled."""
+    """Whether a style may pass a pending input to its module.
+
+    The module must take DTensors and have a layer that can use it, and nothing in the program is compiled.
+    """
     module = getattr(style, "_weft_module", lambda: None)()
     if module is None or style.use_local_output or _counted.compiles:
         return False

@@ -1,4 +1,4 @@
-"""Over how many ranks an attention can be divided: each rank has whole heads, and uses only its own."""
+"""Checks whether an attention can be divided over ranks: each rank has whole heads and uses only its own."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from weft.errors import UsageError
 
 _KINDS = "local|all|total|q|query|k|kv|key|v|value|attention|attn"
 HEAD_COUNT = re.compile(rf"_?((n|nb|num)_?)?(({_KINDS})_)*heads?(_({_KINDS}))?|nh|h|n_h")
-"""How models name the number of heads of all ranks."""
+"""Names that models use for the total number of heads."""
 HEAD_SIZES = ("head_dim", "d_head", "dim_head", "head_size", "dim_per_head", "d_k")
 
 
 def check_attention(path: str, attention: nn.Module, columns: Sequence[str], ranks: int) -> None:
-    """Raise an error, before anything is changed, if the attention cannot be divided over so many ranks."""
+    """Raise UsageError if the attention cannot be divided over this many ranks. Changes nothing."""
     name = _head_count(attention)
     if name is not None and ranks > 1:
         raise UsageError(
@@ -43,9 +43,10 @@ def check_attention(path: str, attention: nn.Module, columns: Sequence[str], ran
 
 
 def _head_count(attention: nn.Module) -> str | None:
-    """A name in the forward pass that counts all heads.
+    """A name that counts all heads and is used in the forward pass; None if there is none.
 
-    Also in what it calls: methods of the class, functions of the model's files, modules without parameters.
+    The search includes what the forward pass calls: methods of the class, functions of the model's files, and
+    modules without parameters.
     """
     inner = [each for each in attention.modules() if not any(True for _ in each.parameters())]
     waiting: list[tuple[type[Any], Any]] = [
@@ -73,7 +74,7 @@ def _head_count(attention: nn.Module) -> str | None:
 
 
 def _names(code: CodeType | None) -> Iterator[str]:
-    """Attributes and globals that a function uses, also in the functions inside it."""
+    """Attributes and globals that a function uses, including those of nested functions."""
     if code is None:
         return
     yield from sorted(code.co_names)

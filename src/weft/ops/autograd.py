@@ -1,5 +1,7 @@
-"""Gradients of the operations. A reduce-scatter is the gradient of an all-gather and the other way round; the
-gradient of w needs the rows of all ranks."""
+"""Gradients of the operations.
+
+All-gather and reduce-scatter are each other's gradient. The gradient of w needs the rows of all ranks.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from weft.ops.prepare import PreparedCall, Tensors
 from weft.ops.run import prepare_call, run_call
 
 Gradients: TypeAlias = tuple[torch.Tensor | None, list[torch.Tensor | None]]
-"""Of x (or None) and of each w (or None)."""
+"""The gradient of x (or None), and the gradient of each w (or None)."""
 
 
 class Fused(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
-    """Any of the operations. Kept for the gradient of w: x, or what arrived where that is at hand."""
+    """Any of the operations. For the gradient of w it saves x, or the gathered rows if they are available."""
 
     @staticmethod
     def forward(
@@ -58,7 +60,7 @@ def backward(
     shape: Sequence[int],
     needs: tuple[bool, Sequence[bool]],
 ) -> Gradients:
-    """The gradients of x and every w. `kept` is x, or if `whole` all rows that were multiplied."""
+    """The gradients of x and every w. `kept`: all rows that were multiplied if `whole`, else x."""
     shapes = prepared.out_shapes
     if prepared.call.return_gathered:
         *grads, of_gathered = grads
@@ -85,25 +87,25 @@ def backward(
 
 @dataclass(frozen=True, slots=True)
 class _Backward:
-    """What the gradients of one call are made from."""
+    """The inputs of one call's backward pass."""
 
     prepared: PreparedCall
     grads: Tensors
-    """Of each result, in its shape and any order."""
+    """Gradient of each result, in the result's shape and any memory order."""
     kept: torch.Tensor | None
     whole: bool
-    """Whether `kept` is all rows that were multiplied, and not x."""
+    """Whether `kept` holds all rows that were multiplied, rather than x."""
     ws: Tensors
     needs_x: bool
     needs_w: Sequence[bool]
 
     def matrices(self) -> list[torch.Tensor]:
-        """The gradients of the results, contiguous."""
+        """The gradients of the results as contiguous matrices."""
         shapes = self.prepared.out_shapes
         return [grad.reshape(made).contiguous() for grad, made in zip(self.grads, shapes, strict=True)]
 
     def gradients_of_w(self, rows: torch.Tensor | None, grads: Tensors) -> list[torch.Tensor | None]:
-        """From all rows that were multiplied and the gradients of the results, as matrices."""
+        """The gradient of each w. `rows`: all rows that were multiplied; `grads`: as matrices."""
         return [
             None if rows is None or not need else rows.t() @ grad
             for grad, need in zip(grads, self.needs_w, strict=True)
@@ -111,7 +113,7 @@ class _Backward:
 
 
 def _all_gather_matmul(of: _Backward) -> Gradients:
-    """x is gathered again, concurrently with the matmuls that make its own gradient."""
+    """Gathers x again for the gradient of w, concurrently with the matmuls for the gradient of x."""
     prepared, kept = of.prepared, of.kept
     assert kept is not None
     rows, team = prepared.schedule.problem.rows, prepared.team
@@ -129,7 +131,7 @@ def _all_gather_matmul(of: _Backward) -> Gradients:
 
 
 def _matmul_reduce_scatter(of: _Backward) -> Gradients:
-    """The gathered gradient serves both."""
+    """Gathers the gradient once, for both x and w."""
     assert of.kept is not None
     call = of.prepared.call.backward("all_gather_matmul", of.prepared.schedule.problem.rows)
     made = run_call(call, of.matrices(), [of.ws[0].t()], of.prepared.team.group)
@@ -138,7 +140,7 @@ def _matmul_reduce_scatter(of: _Backward) -> Gradients:
 
 
 def _all_to_all_matmul(of: _Backward) -> Gradients:
-    """The matmuls, then the blocks go back where they came from."""
+    """Multiplies, then sends the blocks back to the ranks they came from."""
     problem, dx, grads = of.prepared.schedule.problem, None, of.matrices()
     if of.needs_x:
         blocks = grads[0] @ of.ws[0].t()
@@ -149,7 +151,7 @@ def _all_to_all_matmul(of: _Backward) -> Gradients:
 
 
 def _sum_over_ranks(prepared: PreparedCall, grad: torch.Tensor) -> torch.Tensor:
-    """The gradient of the gathered x, for this rank's rows of x."""
+    """Sum the gradient of the gathered x over the ranks, for this rank's rows."""
     problem, team = prepared.schedule.problem, prepared.team
     rows = problem.rows or ()
     if prepared.call.operation == "all_to_all_matmul":
@@ -167,10 +169,10 @@ def backward_of(
     group: Any,
     needs: tuple[bool, Sequence[bool]],
 ) -> Gradients:
-    """The gradients of a call from its inputs alone; what an all-to-all brought is fetched once more."""
+    """The gradients of a call from its inputs alone; repeats the all-to-all to get the rows it received."""
     (flat,), given, ws, prepared = prepare_call(call, (x,), ws, group)
     if given:
-        flat = x.reshape(flat.shape)  # no matmul of the call is run here that would copy the rows
+        flat = x.reshape(flat.shape)  # the forward matmuls, which would copy the rows, do not run here
     kept: torch.Tensor | None = flat
     whole = call.operation == "all_to_all_matmul"
     if whole:

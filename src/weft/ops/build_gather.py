@@ -1,4 +1,4 @@
-"""Rows of x move, then are multiplied: all-gather and all-to-all."""
+"""Builds schedules in which rows of x are moved, then multiplied: all-gather and all-to-all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weft.ops.steps import Problem, Region, runs
 
 
 class Gather(Builder):
-    """Rows of x move, then are multiplied: all-gather and all-to-all."""
+    """Builder for all-gather and all-to-all: moves rows of x, then multiplies them."""
 
     def __init__(self, operation: str, name: str, problem: Problem, rank: int) -> None:
         super().__init__(operation, name, problem, rank)
@@ -35,7 +35,7 @@ class Gather(Builder):
         }
 
     def x(self, peer: int, start: int = 0, rows: int | None = None) -> Region:
-        """Rows of x that go to a peer (or stay), from `start` of its block."""
+        """Rows of x for a peer or this rank, from `start` of its block; `rows` None: to the block's end."""
         count = self.sent[peer] - start if rows is None else rows
         return Region("x", self.sent_at[peer] + start, count, 0, self.problem.k)
 
@@ -106,7 +106,7 @@ class Gather(Builder):
     def _round(
         self, i: int, sources: list[int], arriving: list[tuple[int, int]], kept: tuple[int, int]
     ) -> None:
-        """Take one piece from each source; multiply them."""
+        """Receive one piece from each source and multiply the pieces."""
         counts = [rows for _, rows in arriving]
         places = offsets(counts)
         home = self.buffer(f"gather.{i}", places[-1], self.problem.k)

@@ -1,4 +1,4 @@
-"""Rows of x are multiplied, then the partial results move and are added: reduce-scatter."""
+"""Builds schedules that multiply rows of x, then move and add the partial results: reduce-scatter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from weft.ops.steps import Add, Problem, Region, runs
 
 
 class Scatter(Builder):
-    """Rows of x are multiplied, then the partial results move and are added: reduce-scatter."""
+    """Builder for reduce-scatter: multiplies rows of x, moves the partial results and adds them."""
 
     def __init__(self, operation: str, name: str, problem: Problem, rank: int) -> None:
         super().__init__(operation, name, problem, rank)
@@ -25,7 +25,7 @@ class Scatter(Builder):
         return Region("x", self.at[peer] + start, count, 0, self.problem.k)
 
     def inbox(self, source: int, start: int = 0, rows: int | None = None) -> Region:
-        """Where the part of my rows that comes from `source` lies."""
+        """The inbox region for the partial result of this rank's rows that comes from `source`."""
         count = self.mine - start if rows is None else rows
         return Region("inbox", source * self.mine + start, count, 0, self.problem.n)
 
@@ -90,7 +90,7 @@ class Scatter(Builder):
             kept = Region(home, self.at[self.rank], mine, 0, cols)
             after += self.copy(f"copy.r{i}", i, [kept], [slots[self.rank]], done)
             sums.append((i, slots, Region("out", 0, mine, col, cols), after))
-        # Last, or a sum that waits for its transfer would hold up the next GEMM.
+        # Sums come last: one that waits for its transfer would delay the next GEMM.
         for each in sums:
             self.add(*each)
 
@@ -105,7 +105,10 @@ class Scatter(Builder):
             self.add(i, self.everyone(start, rows), self.out(start, rows), after + own)
 
     def _round(self, i: int, parts: list[tuple[int, int]]) -> tuple[str, ...]:
-        """Multiply one piece for each destination and exchange them; returns what my sum waits for."""
+        """Multiply one piece for each destination and exchange the pieces.
+
+        Returns the steps that this rank's sum waits for.
+        """
         n = self.problem.n
         to = [peer for peer in range(self.problem.ranks) if peer != self.rank or not self.hetero]
         counts = [parts[peer][1] for peer in to]
@@ -128,7 +131,7 @@ class Scatter(Builder):
     def _multiply(
         self, i: int, sources: dict[int, Region], partials: dict[int, Region]
     ) -> dict[int, tuple[str, ...]]:
-        """Multiply, as one GEMM or one per peer; returns what each destination's part waits for."""
+        """Multiply as one GEMM or one per peer; returns the steps that each destination's part waits for."""
         if not self.fused:
             return {
                 peer: self.matmul(f"matmul.r{i}.p{peer}", i, [sources[peer]], self.w(), [partials[peer]], ())
@@ -150,5 +153,5 @@ class Scatter(Builder):
         return dict.fromkeys(sources, done)
 
     def _by_turn(self, to: list[int]) -> list[int]:
-        """The next rank first, so that not all ranks send to the same one at the same time."""
+        """Order from the next rank on, so that the ranks do not all send to the same one at the same time."""
         return sorted(to, key=lambda peer: (peer - self.rank - 1) % self.problem.ranks)

@@ -1,4 +1,4 @@
-"""How the steps of one rank are laid out, for each kind of operation."""
+"""Base class that collects one rank's steps, and helpers to cut and join regions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shards(problem: Problem) -> tuple[int, ...]:
 
 
 def split(total: int, parts: int) -> tuple[int, ...]:
-    """`total` in parts that differ by at most one, larger ones first."""
+    """Split `total` into parts that differ by at most one, larger ones first."""
     small, larger = divmod(total, parts)
     return tuple(small + (part < larger) for part in range(parts))
 
@@ -36,7 +36,7 @@ def cut(total: int, parts: int) -> list[tuple[int, int]]:
 
 
 def join(a: list[Region], c: list[Region]) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
-    """Neighbouring parts that are adjacent on both sides, as one."""
+    """Merge consecutive parts that are adjacent both in `a` and in `c`."""
     joined: list[tuple[Region, Region]] = []
     for left, right in zip(a, c, strict=True):
         if joined and _adjacent(joined[-1][0], left) and _adjacent(joined[-1][1], right):
@@ -69,7 +69,7 @@ class Builder:
         self.fused = "unfused" not in name
         self.steps: list[Step] = []
         self.buffers: dict[str, tuple[int, int]] = {}
-        self._last: dict[tuple[str, int], str] = {}  # the transfer before, on the same link
+        self._last: dict[tuple[str, int], str] = {}  # the last transfer in each direction on each lane
 
     def schedule(self) -> Schedule:
         if self.problem.ranks == 1:
@@ -118,7 +118,7 @@ class Builder:
             self.steps.append(Send(name, round_, peer, source, waits, self._bytes(source)))
 
     def recv(self, round_: int, peer: int, target: Region, lane: int = 0) -> tuple[str, ...]:
-        """Receive; returns what to wait for, nothing where nothing comes."""
+        """Receive a region; returns the step to wait for, empty if the region has no rows."""
         if not target.rows:
             return ()
         name = f"recv.r{round_}.p{peer}"

@@ -1,4 +1,4 @@
-"""Call: what the caller of a fused operation asked for. Built once, by the public functions."""
+"""Call: the arguments of a fused operation, except its tensors."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import NamedTuple
 
 
 class Call(NamedTuple):
-    """Everything about a call except its tensors. Counts are rows of the flattened x."""
+    """Everything about a call except its tensors. Counts are rows of the flattened x. None: left open."""
 
     operation: str
     rows: tuple[int, ...] | None = None
-    """Rows of each rank's part; of an all-to-all, rows that come from each rank."""
+    """Rows of each rank's part; for an all-to-all, rows that come from each rank."""
     sent: tuple[int, ...] | None = None
-    """Of an all-to-all: rows that go to each rank."""
+    """All-to-all only: rows that go to each rank."""
     schedule: str | None = None
     engine: str | None = None
     pieces: int | None = None
     out_dtype: str | None = None
-    """Dtype of the result where x is fp8."""
+    """Dtype of the result if x is fp8."""
     fast_accum: bool = False
     return_gathered: bool = False
     dim: int = 0
-    """The dimension of the caller's x that is gathered or scattered: all ranks must mean the same one."""
+    """The dimension of the caller's x to gather or scatter; all ranks must use the same one."""
 
     @property
     def scatters(self) -> bool:
         return self.operation == "matmul_reduce_scatter"
 
     def encode(self) -> str:
-        """All but the counts, which torch.compile may see as symbols; as plain as its tracer wants it."""
+        """The call as a string, which torch.compile can trace; without the counts, which may be symbolic."""
         pieces = "" if self.pieces is None else str(self.pieces)
         options = (self.schedule or "", self.engine or "", pieces, self.out_dtype or "")
         flags = f"{int(self.fast_accum)} {int(self.return_gathered)} {self.dim}"
@@ -54,7 +54,7 @@ class Call(NamedTuple):
         )
 
     def backward(self, operation: str, rows: tuple[int, ...] | None) -> Call:
-        """The call of a gradient: as it was asked for, with the opposite operation."""
+        """The call that computes a gradient: another operation with the same schedule, engine and pieces."""
         return Call(operation, rows, None, self.schedule, self.engine, self.pieces)
 
 
@@ -65,5 +65,5 @@ def out_rows(call: Call, shape: Sequence[int], rank: int, ranks: int) -> int:
         return (call.rows[rank] if call.scatters else sum(call.rows)) // inner
     if call.operation == "all_gather_matmul":
         return first * ranks
-    mine = (first + ranks - 1 - rank) // ranks  # as `split` has it, for sizes known and symbolic
+    mine = (first + ranks - 1 - rank) // ranks  # as in `split`, but also for symbolic sizes
     return mine if call.scatters else mine * ranks

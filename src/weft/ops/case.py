@@ -1,4 +1,4 @@
-"""Case: one fused operation on one node, and what its parts cost: GEMMs, and the library's collective."""
+"""Case: one fused operation on one node, and the cost of its GEMMs and of the library's collective."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ ISSUE_S = 3e-6
 SM_START_S = 8e-6
 """From the issue of a library collective or send to its first byte (assumed: latency of small messages)."""
 ROW_BYTES = 1600
-"""Bytes that could have moved for each row of a copy that is not contiguous: an H200's copy engine takes
-about 30 ns for a row, at some 50 GB/s (benchmarks/results/ops/h200.md, 2d)."""
+"""Cost of each row of a non-contiguous copy, in bytes that could have been copied instead: an H200's copy
+engine takes about 30 ns per row, at some 50 GB/s (benchmarks/results/ops/h200.md, 2d)."""
 KERNEL_S = 2e-6
-"""The shortest kernel."""
+"""Duration of the shortest kernel."""
 DMA_TRAFFIC = 2.0
-"""Bytes of memory bandwidth that a GEMM loses, at each end, for each byte of a DMA copy. On an H200 copies in
-and out at 50 GB/s each slowed 8192³ by 2.0%, which takes 1.8, and a GEMM that waits for memory by 7.3%, which
-takes 3.4 (benchmarks/results/ops/h200_characterize.json). The GEMM slowed the copies by nothing (-0.2%)."""
+"""Bytes of memory bandwidth that a GEMM loses, at each end, for each byte of a DMA copy. On an H200, copies
+in and out at 50 GB/s each slowed a GEMM of 8192³ by 2.0%, which corresponds to 1.8, and a memory-bound GEMM
+by 7.3%, which corresponds to 3.4 (benchmarks/results/ops/h200_characterize.json). The GEMM did not slow the
+copies (-0.2%)."""
 SM_COPY_SLOWED = 1.17
-"""How much longer copies by SMs take while a GEMM runs; as above, 16 SMs."""
+"""Factor by which a concurrent GEMM slows copies on SMs; same measurement, with 16 SMs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +52,9 @@ class Case:
     ranks: int
     dtype: str = "bf16"
     gpu: str = "h100"
-    """A preset's name or a profile file."""
+    """Name of a preset, or a profile file."""
     topology: str = ""
-    """Empty: the usual one of that GPU."""
+    """Empty: the usual topology of the GPU."""
 
     def __post_init__(self) -> None:
         if self.operation not in OPERATIONS:
@@ -89,23 +90,23 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """Rows of the GEMM of rank 0, which in an all-to-all has the most."""
+        """Rows of rank 0's GEMM; in an all-to-all, rank 0 has the most."""
         if self.operation == "all_to_all_matmul":
             return -(-self.m // self.ranks) * self.ranks
         return self.m
 
     @property
     def shard_bytes(self) -> int:
-        """Bytes that each rank takes from each other."""
+        """Bytes that each rank receives from each peer."""
         columns = self.n if self.operation == "matmul_reduce_scatter" else self.k
         return -(-self.m // self.ranks) * columns * DTYPE_BYTES[self.dtype]
 
 
 def schedule_candidates(case: Case, engines: tuple[str, ...] = FUSED_ENGINES) -> list[tuple[str, str]]:
-    """Schedules and engines to choose from; serial is the library's collective, on SMs where it may use them.
+    """The schedules and engines to choose from. Serial is the library's collective, on SMs if allowed.
 
-    Where GEMMs are persistent kernels, copies on SMs find no SM until a GEMM ends (on an H200 they took
-    three times as long): there they are no candidates if there is DMA.
+    If GEMMs are persistent kernels, copies on SMs get no SM until a GEMM ends (on an H200 they took three
+    times as long), so they are candidates only without DMA.
     """
     persistent = case.costs.profile.figures.persistent > 0
     usable = tuple(engine for engine in engines if engine == "dma" or not persistent) or engines
@@ -122,14 +123,14 @@ def gemm(case: Case, m: int, n: int, k: int, *, parts: int = 1, accumulate: bool
 def gemm_with_copies(
     case: Case, m: int, n: int, k: int, *, parts: int = 1, accumulate: bool = False
 ) -> GemmCost:
-    """The same with the SMs that the library's copies leave it."""
+    """The cost of a GEMM on the SMs that the library's copies leave free."""
     of = case.costs.profile
     fewer = max(1, of.spec.sms - int(of.figures.comm_ctas))
     return case.costs.cost(m, n, k, case.dtype, parts=parts, accumulate=accumulate, sms=fewer)
 
 
 def library_collective_s(case: Case) -> float:
-    """Seconds of the library's collective: direct to every peer, or around the ring where that is faster."""
+    """Seconds of the library's collective: direct to every peer, or around a ring if that is faster."""
     figures = case.costs.profile.figures
     direct, ring = _loads(case.topology, case.ranks, case.gpu)
     kind = LIBRARY_COLLECTIVES[case.operation]
@@ -143,7 +144,7 @@ def library_collective_s(case: Case) -> float:
 
 @lru_cache(maxsize=512)
 def _loads(topology: str, ranks: int, gpu: str) -> tuple[float, float]:
-    """Seconds for each byte of a shard that all send to all, and for each byte passed on in a ring."""
+    """Seconds per byte of a shard: if each rank sends it to all others, and if it is passed around a ring."""
     joined = fabric(topology, ranks, gpu)
     direct, ring = [0.0] * len(joined.capacity), [0.0] * len(joined.capacity)
     for a in range(ranks):

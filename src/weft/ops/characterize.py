@@ -1,4 +1,4 @@
-"""What cutting a GEMM and sharing the GPU with copies cost, on a simulated GPU."""
+"""The cost of cutting a GEMM and of sharing the GPU with copies, on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _cut_rows(costs: Gemms, shape: Shape, dtype: str) -> list[dict[str, Any]]:
 
 
 def cut_s(costs: Gemms, shape: Shape, dtype: str, axis: str, ways: int) -> float:
-    """All pieces of a GEMM, back to back; those along K add to one result."""
+    """Seconds of all pieces of a GEMM, back to back; pieces along K accumulate into one result."""
     m, n, k = shape
     gap = costs.profile.figures.stream_gap_us * 1e-6 * (ways - 1)
     if axis == "M":
@@ -73,10 +73,10 @@ def cut_row(shape: Shape, axis: str, ways: int, whole_ms: float, ms: float) -> d
 
 
 def gemm_slowed_pct(costs: Gemms, shape: Shape, dtype: str, moved_bytes_per_s: float) -> float:
-    """How much longer a GEMM takes while copies by DMA move so many bytes per second through this GPU.
+    """Slowdown of a GEMM in percent while DMA copies move this many bytes per second through the GPU.
 
-    The copies are not slowed in return: they ask for less than half of the memory bandwidth, and memory that
-    serves both fairly gives them that.
+    The GEMM does not slow the copies: they need less than half of the memory bandwidth, which they get if
+    memory serves both fairly.
     """
     cost = costs.cost(*shape, dtype)
     memory = costs.profile.figures.memory_tb_s * 1e12
@@ -87,7 +87,7 @@ def gemm_slowed_pct(costs: Gemms, shape: Shape, dtype: str, moved_bytes_per_s: f
 def contention_row(
     engine: str, gemm: tuple[float, float], copy: tuple[float, float], how: str
 ) -> dict[str, Any]:
-    """From (alone, concurrent) of a GEMM in ms and of a copy in GB/s."""
+    """One row of the contention table. `gemm` in ms and `copy` in GB/s: (alone, concurrent)."""
     return {
         "engine": engine,
         "gemm_alone_ms": round(gemm[0], 5),
@@ -101,7 +101,7 @@ def contention_row(
 
 
 def _flow_contention(case: Case) -> dict[str, Any]:
-    """Copies by DMA from every peer concurrent with a GEMM: they share memory bandwidth."""
+    """A GEMM concurrent with DMA copies, one per engine from different peers: they share memory bandwidth."""
     cost = case.costs.cost(case.m, case.n, case.k, case.dtype)
     copies = [
         Task(name="copy", rank=rank, source=(rank + i) % case.ranks, copied_bytes=1e9)
@@ -123,7 +123,7 @@ def _flow_contention(case: Case) -> dict[str, Any]:
 
 
 def _block_contention(case: Case) -> dict[str, Any]:
-    """The library's collective concurrent with a GEMM, block by block: it takes SMs."""
+    """A GEMM concurrent with the library's collective, which takes SMs; simulated block by block."""
     known = case.gpu.endswith(".json") or case.costs.profile.spec.name.removesuffix("-40gb") in names()
     executor = SimExecutor(case.gpu, model=None if known else case.costs.profile)
     compute = Compute(kind="gemm", shape=(case.m, case.n, case.k), dtype=case.dtype)

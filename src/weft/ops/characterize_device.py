@@ -1,4 +1,4 @@
-"""What cutting a GEMM and sharing the GPU with copies cost, measured on this machine's GPU."""
+"""The cost of cutting a GEMM and of sharing the GPU with copies, measured on this machine's GPU."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from weft.sim.profile import by_title
 CHUNK = 64 << 20
 GEMM_SIZE = 8192
 MEMORY_BOUND = (65536, 128, 8192)
-"""A GEMM that waits for memory: there copies and GEMM share what both need."""
+"""A memory-bound GEMM, which competes with copies for memory bandwidth."""
 LEAST_MS = 20.0
-"""How long either side is timed."""
+"""Shortest time for which each side is timed."""
 _COPIES = 16
 WAIT_CYCLES = 20_000_000
-"""How long both streams wait for the host to have issued everything: about 10 ms."""
+"""GPU cycles for which both streams wait while the host issues everything: about 10 ms."""
 
 
 def measured(shapes: Sequence[Shape] = SHAPES, dtype: str = "bf16", repeats: int = 7) -> dict[str, Any]:
-    """The JSON document, as of a simulated GPU.
+    """The JSON document, in the same form as for a simulated GPU.
 
-    Copies come from pinned host memory: by a copy engine, and by a kernel on as many SMs as NCCL takes.
+    Copies come from pinned host memory, by a copy engine or by a kernel on as many SMs as NCCL uses.
     """
     torch = torch_with_gpu()
     title = torch.cuda.get_device_name()
@@ -67,7 +67,7 @@ def measured(shapes: Sequence[Shape] = SHAPES, dtype: str = "bf16", repeats: int
 
 
 def torch_with_gpu() -> Any:
-    """PyTorch, where it and a GPU are there."""
+    """The torch module. Raises UnavailableError without PyTorch or a GPU."""
     try:
         import torch
     except ImportError:
@@ -80,7 +80,7 @@ def torch_with_gpu() -> Any:
 
 
 def interleaved(torch: Any, works: Mapping[Any, Callable[[], object]], repeats: int) -> dict[Any, float]:
-    """Median time of each in ms, in a new random order each round; the first round warms up."""
+    """Median time of each work in ms. Each round has a new random order; the first round warms up."""
     draw = random.Random(0)
     times: dict[Any, list[float]] = {key: [] for key in works}
     for turn in range(repeats + 1):
@@ -98,10 +98,10 @@ def interleaved(torch: Any, works: Mapping[Any, Callable[[], object]], repeats: 
 def _compare(
     rows: list[dict[str, Any]], shared: Mapping[tuple[Shape, int], dict[str, Any]], title: str, dtype: str
 ) -> None:
-    """Put the model's loss next to each measured one, where there is a model of this GPU.
+    """Add the modelled loss to each measured one, if there is a profile of this GPU.
 
-    `shared`: contention by GEMM and by directions of copies; 0 for those by a kernel, which the model does
-    not put next to persistent GEMMs.
+    `shared`: contention by GEMM and number of copy directions. 0 stands for copies by a kernel, which the
+    model does not run concurrently with persistent GEMMs.
     """
     try:
         costs = Gemms(by_title(title))
@@ -119,7 +119,7 @@ def _compare(
 
 
 def _graph(torch: Any, work: Callable[[], object]) -> Callable[[], object]:
-    """The same work without the host's launches between its kernels."""
+    """The same work as a CUDA graph, without host launches between its kernels."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -189,10 +189,10 @@ class _Concurrent:
         launch_copy(source, target, self.torch.cuda.current_stream())
 
     def ms(self, of: str, count: int, others: int) -> float:
-        """Milliseconds of each of `count` GEMMs or copies, with so many of the other kind at the same time.
+        """Milliseconds of each of `count` GEMMs or copies, while `others` of the other kind run.
 
-        Copies go in, or in and out at once as a rank does that sends what it receives; then the slower of
-        both directions counts.
+        Copies go in, or in and out at once, as on a rank that sends as much as it receives; then the slower
+        direction counts.
         """
         torch = self.torch
         copies = ("in", "out") if self.both_ways else ("in",)
@@ -226,16 +226,16 @@ def _contention(
     shape: Shape | None = None,
     both_ways: bool = False,
 ) -> dict[str, Any]:
-    """What a GEMM and copies cost each other: both sides, each timed while the other runs throughout.
+    """The slowdown of a GEMM and of copies by each other; each side is timed while the other runs throughout.
 
-    A round times GEMMs alone, copies alone and each with the other, in a random order; a slowdown is the
-    median over rounds of the two times of the same side in one round.
+    Each round times GEMMs alone, copies alone and each with the other, in a random order. A slowdown is the
+    median over rounds of the ratio of one side's two times in the same round.
     """
     both = _Concurrent(torch, engine, dtype, shape or (GEMM_SIZE,) * 3, both_ways)
-    both.ms("gemm", 4, 4)  # warms up, and compiles the copy kernel
+    both.ms("gemm", 4, 4)  # warm up, and compile the copy kernel
     copy_ms, gemm_ms = both.ms("copy", 4, 0), both.ms("gemm", 4, 0)
     gemms, moves = max(8, math.ceil(LEAST_MS / gemm_ms)), max(4, math.ceil(LEAST_MS / copy_ms))
-    # The other side runs for twice as long, even when both are slowed.
+    # The other side runs twice as long, so that it covers the timed side even if both slow down.
     other_gemms, other_copies = (
         math.ceil(2 * moves * copy_ms / gemm_ms),
         math.ceil(2 * gemms * gemm_ms / copy_ms),
@@ -265,9 +265,9 @@ def _contention(
 
 
 def _copies(torch: Any, repeats: int) -> tuple[list[dict[str, Any]], float, float]:
-    """Copies from pinned memory by size; µs that a copy costs besides its bytes, and GB/s of large ones.
+    """Copies from pinned memory: a row per size, µs of the smallest copy (its overhead), GB/s of large ones.
 
-    Several back to back, behind a wait, so that the host's own time to issue them is not counted.
+    Copies run back to back after a wait on the GPU, so that the host's time to issue them does not count.
     """
     largest, before = COPY_BYTES[-1], COPY_BYTES[-2]
     source = torch.empty(largest, dtype=torch.uint8).pin_memory()

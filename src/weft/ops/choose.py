@@ -1,7 +1,7 @@
-"""Which schedule and engine an operation uses: what was asked for, what was measured, what the shape says.
+"""Chooses the schedule and engine of an operation.
 
-In this order: the call's own `schedule` and `engine`, or its policy's; a verdict in the store, measured on
-this kind of machine (`weft.ops.tune`); the pick from the sizes alone. Rank 0's choice holds for all.
+In order of precedence: the call's own `schedule` and `engine`, or its policy's; a verdict in the store,
+measured on this kind of machine (`weft.ops.tune`); the pick from the sizes alone. Rank 0 decides for all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weft.ops.call import Call
     from weft.ops.teams import Team
 
-SMALL_FLOPS = 2e9  # on a CPU: cutting a smaller GEMM costs more than it hides
+SMALL_FLOPS = 2e9  # CPU only: cutting a smaller GEMM costs more than it hides
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 ACCUMULATES = "uniform-fused-2d"
 _SAID: set[str] = set()
@@ -32,7 +32,7 @@ class Choice(NamedTuple):
 
 
 def choose(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
-    """The schedule, engine and pieces of a call. A name that is not known is refused."""
+    """The schedule, engine and pieces of a call. Raises UsageError for unknown names."""
     if call.schedule is not None and call.schedule not in SCHEDULES:
         raise UsageError(f"schedule {call.schedule!r} is not known; use one of {', '.join(SCHEDULES)}")
     if call.engine is not None and call.engine not in ENGINES:
@@ -48,7 +48,7 @@ def choose(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
 
 
 def _usual_engine(schedule: str, x: Any, team: Team) -> str:
-    """The engine of a schedule that was asked for: not found from sizes, in which ranks may differ."""
+    """The engine for a schedule that the caller set; independent of sizes, which may differ between ranks."""
     library = schedule == "serial" and not isinstance(team.group, HostPeers)
     library = library or (isinstance(team.group, PacedPeers) and not team.group.copies)
     return "sm" if library or x.device.type != "cuda" else "dma"
@@ -67,7 +67,7 @@ def _found(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
 
 
 def workload(operation: str, problem: Problem, dtype: Any, group: Any) -> str:
-    """The name under which a verdict on an operation is stored."""
+    """The name under which the store keeps a verdict on an operation."""
     where = "host peers" if isinstance(group, HostPeers) else "ranks"
     where = f"peers of {group.node.name}" if isinstance(group, PacedPeers) else where
     kind = str(dtype).removeprefix("torch.")
@@ -75,7 +75,7 @@ def workload(operation: str, problem: Problem, dtype: Any, group: Any) -> str:
 
 
 def _stored(operation: str, problem: Problem, x: Any, team: Team) -> Choice | None:
-    """A measured verdict. A store that cannot be read costs nothing but a word."""
+    """The choice of a stored verdict; None without one. If the store cannot be read, warns once."""
     from weft.tuning.store import Store, here
 
     try:
@@ -99,7 +99,7 @@ def _picked(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
         engines = engines if call.engine or team.group.copies else ("sm",)
     k, kind = problem.k, _DTYPES.get(str(x.dtype).removeprefix("torch."), "bf16")
     if _is_fp8(x):
-        k = max(1, k // 2)  # half the bytes and half the time of bf16, as with half the K
+        k = max(1, k // 2)  # fp8 has half the bytes and half the time of bf16, like half the K
     sizes = (problem.m, problem.n, k, problem.ranks)
     found = pick(call.operation, *sizes, kind, gpu, topology, engines=engines)
     if found.schedule == ACCUMULATES and _is_fp8(x) and not call.scatters:
@@ -124,12 +124,12 @@ def _profile_name(device: Any) -> str:
 
 
 def pick_arguments(x: Any) -> tuple[str, str]:
-    """The dtype and the GPU of a tensor as the pick names them."""
+    """The dtype and the GPU of a tensor, under the names that `pick` uses."""
     return _DTYPES.get(str(x.dtype).removeprefix("torch."), "bf16"), _profile_name(x.device)
 
 
 def say_once(text: str) -> None:
-    """Warn, but not twice of the same."""
+    """Warn with this text, unless this process already did."""
     if text not in _SAID:
         _SAID.add(text)
         warnings.warn(text, RuntimeWarning, stacklevel=2)

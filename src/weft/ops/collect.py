@@ -1,4 +1,4 @@
-"""The rows that an operation brought together, and the plain collectives that gradients need."""
+"""Collects the rows that an operation multiplied, and runs the plain collectives that gradients need."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from weft.ops.teams import Team
 
 
 def arrived(schedule: Schedule, program: Program, x: torch.Tensor) -> torch.Tensor:
-    """All rows that were multiplied, in the order of the result, as one new tensor."""
+    """All rows that were multiplied, in the order of the result, as one new tensor; x itself for one rank."""
     if schedule.problem.ranks == 1:
         return x
-    if "gather" in program.tensors:  # serial: they lie there in this order
+    if "gather" in program.tensors:  # the serial schedule gathers into one buffer in this order
         return program.tensors["gather"].clone()
     whole = x.new_empty(schedule.buffers["out"][0], schedule.problem.k)
     incoming = schedule.problem.rows or ()
@@ -44,7 +44,7 @@ def arrived(schedule: Schedule, program: Program, x: torch.Tensor) -> torch.Tens
 
 
 def start_gather(x: torch.Tensor, rows: Sequence[int] | None, team: Team) -> Callable[[], torch.Tensor]:
-    """Begin to gather every rank's rows; the result of the returned function is all of them."""
+    """Start gathering every rank's rows. The returned function waits for them and returns them all."""
     if team.size == 1:
         return lambda: x
     _check_peers(team)
@@ -68,7 +68,7 @@ def start_gather(x: torch.Tensor, rows: Sequence[int] | None, team: Team) -> Cal
 
 
 def all_to_all(x: torch.Tensor, sent: Sequence[int], received: Sequence[int], team: Team) -> torch.Tensor:
-    """Blocks of rows to every rank, blocks from every rank."""
+    """Send a block of rows to every rank and return the blocks received from every rank."""
     if team.size == 1:
         return x
     _check_peers(team)
@@ -81,23 +81,23 @@ def all_to_all(x: torch.Tensor, sent: Sequence[int], received: Sequence[int], te
 
 
 def _wait(work: Any, x: torch.Tensor, team: Team) -> None:
-    """For a collective. On a GPU the stream waits, not the process: NCCL would block for a timeout."""
+    """Wait for a collective. On a GPU only the stream waits: with a timeout, NCCL would block the process."""
     work.wait() if x.is_cuda else work.wait(team.patience)
 
 
 def _counted(team: Team, collective: str) -> dict[str, Any]:
-    """Count a collective as a call of its own, so that ranks that miss each other there can say so."""
+    """Count a collective as a separate call, so that an error in it can be explained; returns its facts."""
     team.calls += 1
     return {"operation": f"the {collective} of a gradient or of scales", "own call": team.calls}
 
 
 @contextmanager
 def _explained(team: Team, facts: dict[str, Any]) -> Iterator[None]:
-    """Raise an error that says which rank did not take part."""
+    """Turn a failure into an error that says which rank did not take part."""
     try:
         yield
     except RuntimeError as error:
-        if facts["own call"] != team.calls:  # another call has begun since: its words are about that one
+        if facts["own call"] != team.calls:  # another call has started since; ranks now report on that one
             raise
         raise team.explain(facts, error) from error
 

@@ -1,6 +1,6 @@
-"""The operations as custom operators, which torch.compile keeps whole: it sees shapes, not schedules.
+"""The operations as custom operators, which are opaque to torch.compile: it sees shapes, not schedules.
 
-Meta and fake tensors use them too: they give shapes and move nothing.
+Meta and fake tensors use these operators too, to get the shapes of results without moving data.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from weft.ops.teams import group_named, team_name, team_of
 def place_in(name: str) -> str:
     """The `group` argument of the operators: a group's name, with this rank's place in it.
 
-    Sizes of results depend on the place, and Inductor finds graphs in its cache by their text: without it, a
-    graph compiled by one rank, or in a job of another size, would be taken for this one.
+    The sizes of results depend on the rank, and Inductor's cache finds graphs by their text. Without the
+    place, the cache could return a graph compiled by another rank, or in a job of another size.
     """
     team = team_of(group_named(name))
     return f"{team.rank} of {team.size} in {name}"
@@ -80,7 +80,7 @@ def fused_matmul_backward(
     sent: Sequence[int] | None,
     needs: Sequence[bool],
 ) -> list[torch.Tensor]:
-    """The gradient of x and of each w; those that are not needed are empty."""
+    """The gradient of x and of each w; gradients that are not needed are empty tensors."""
     asked, (needs_x, *needs_w) = Call.decode(call, rows, sent), needs
     dx, dws = backward_of(asked, grads, x, ws, _group_at(group), (needs_x, needs_w))
     return [
@@ -111,9 +111,9 @@ def fused_matmuls_reduce_scatter(
     group: str,
     rows: Sequence[int] | None,
 ) -> torch.Tensor:
-    """The sum of several matmuls, and of all ranks: what the gradient of a gather with several weights needs.
+    """Sum several matmuls over all ranks, as the gradient of a gather with several weights needs.
 
-    For graphs that have their gradients already: it has none.
+    This operator has no gradient: it is for graphs that already contain the backward pass.
     """
     made: torch.Tensor = run_call(Call.decode(call, rows, None), xs, ws, _group_at(group)).outs[0]
     return made
@@ -155,7 +155,7 @@ fused_matmul.register_autograd(_differentiate, setup_context=_remember)
 def compiled(
     call: Call, x: torch.Tensor, ws: Sequence[torch.Tensor], group: Any, scales: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """What torch.compile traces."""
+    """Run a call through the custom operator; torch.compile traces this function."""
     made: list[torch.Tensor] = fused_matmul(
         x, list(ws), list(scales), call.encode(), place_in(team_name(group)), call.rows, call.sent
     )

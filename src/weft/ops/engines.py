@@ -1,4 +1,4 @@
-"""Which link an operation on a GPU gets. What is not available is said once, and the next best is used."""
+"""Chooses the link of an operation on a GPU. If the requested engine is unavailable, warns and falls back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weft.ops.run_streams import StreamRunner
 from weft.ops.steps import Schedule
 from weft.ops.teams import RankFacts, Team, TeamAgreement
 
-PULL_LANES = 2  # one copy is on its way while the next begins
+PULL_LANES = 2  # so that one copy is in progress while the next one starts
 
 _LANES: dict[tuple[int, int], list[Any]] = {}
 
@@ -33,7 +33,7 @@ def stream_runner(
     operands: Operands,
     team: Team,
 ) -> StreamRunner:
-    """The runner of one schedule on one GPU, by the engine asked for or the next best."""
+    """The runner of one schedule on one GPU, with the requested engine or the fallback."""
     device = operands.device
     lanes = _lanes(device)
 
@@ -57,7 +57,7 @@ def stream_runner(
         raise lacking
     program = Program(schedule, operands)
     if not agreement.joined:
-        # All ranks are here; one that moves nothing would miss the first use of the group.
+        # The first use of an NCCL group needs all ranks. All are here, but some may have nothing to move.
         team.group.allreduce([torch.zeros(1, device=device)]).wait()
         agreement.joined = True
     nccl = NcclLink(schedule, team.group, lanes[0])
@@ -79,7 +79,7 @@ def _symmetric(
     team: Team,
     lanes: Sequence[Any],
 ) -> SymmetricLink | None:
-    """A link by symmetric memory, if every rank can have it. The memory is made once for a kind of call."""
+    """A link through symmetric memory, allocated once per kind of call; None unless all ranks have it."""
     everyone = agreement.everyone
     if getattr(team.group, "silent", False):
         say_once("weft.ops: engine dma is not available: ghosts have no memory; SMs move the bytes instead")
@@ -103,7 +103,7 @@ def _symmetric(
 
 
 def _share(agreement: TeamAgreement, size: int, device: torch.device, team: Team) -> bool:
-    """Make the symmetric memory of an agreement; all ranks have it, or none."""
+    """Allocate the symmetric memory of an agreement; it succeeds on all ranks, or on none."""
     memory, reason = _try_symmetric(size, device, team, agreement.everyone[team.rank])
     if memory is None:
         say_once(f"weft.ops: engine dma is not available ({reason}); NCCL moves the bytes instead")
@@ -115,7 +115,7 @@ def _share(agreement: TeamAgreement, size: int, device: torch.device, team: Team
 def _try_symmetric(
     size: int, device: torch.device, team: Team, facts: RankFacts
 ) -> tuple[SymmetricBuffer | None, str | None]:
-    """Symmetric memory, or why there is none; all ranks have it, or none. A collective."""
+    """Symmetric memory, or why there is none. A collective operation; it succeeds on all ranks or none."""
     memory, reason = None, None
     try:
         copies()
@@ -129,8 +129,8 @@ def _try_symmetric(
 def can_move(team: Team, device: torch.device) -> bool:
     """Whether operations can move tensors of this GPU between the ranks of a group.
 
-    NCCL can. Without it the ranks try symmetric memory the first time they are here: a collective. Why it
-    cannot be done is in `team.unreachable`.
+    NCCL can. Without NCCL, the first call tries symmetric memory, a collective operation. If that fails,
+    `team.unreachable` says why.
     """
     lacking = no_nccl(team.group)
     if lacking is None:
@@ -143,7 +143,7 @@ def can_move(team: Team, device: torch.device) -> bool:
 
 
 def no_nccl(group: Any) -> WeftError | None:
-    """The error for a group that has no NCCL for GPU tensors; None where it has. Asks no other rank."""
+    """The error for a group without NCCL for GPU tensors; None if it has NCCL. Involves no other rank."""
     try:
         backend = group._get_backend(torch.device("cuda"))
     except (AttributeError, RuntimeError):

@@ -1,7 +1,7 @@
-"""The time of a schedule from sizes alone: two lanes, the links and the SMs, that wait for each other.
+"""Estimates the time of a schedule from sizes alone, with two lanes that wait for each other: links and SMs.
 
-Constant time: a round of copies and a GEMM are worked out once each, and a loop goes over the rounds. What
-it leaves out, and `simulate` has: copies of a round that drift apart, and ranks that do.
+The cost of a round of copies and of its GEMM is computed once; a loop goes over the rounds. Unlike
+`simulate`, the estimate does not model that the copies of a round, or the ranks, drift apart.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from weft.sim.flow import slowed
 from weft.workload import DTYPE_BYTES
 
 DRIFT = {"pcie": 1.04}
-"""How much longer copies take one at a time where ranks are not alike and fall out of step. Fitted by
+"""Factor by which copies take longer if ranks have different routes and drift apart, by topology. Fitted by
 benchmarks/ops/fit_pick.py."""
 
 
@@ -48,10 +48,10 @@ def seconds(case: Case, name: str, engine: str) -> float:
 class _Kernel:
     alone_s: float
     concurrent_s: float
-    """While copies move."""
+    """Duration while copies move."""
 
     def end(self, start: float, moving_until: float) -> float:
-        """When it ends if copies slow it until then."""
+        """When the kernel ends if copies slow it until `moving_until`."""
         if start >= moving_until:
             return start + self.alone_s
         if start + self.concurrent_s <= moving_until:
@@ -60,7 +60,7 @@ class _Kernel:
         return moving_until + (1 - done) * self.alone_s
 
     def mixed(self, other: _Kernel, more_s: float, share: float) -> _Kernel:
-        """The mean of this one and of another that takes so much longer, which has a share of the rounds."""
+        """The mean of this kernel and of `other` plus `more_s`; `share` is the weight of the latter."""
         return _Kernel(
             self.alone_s + share * (other.alone_s + more_s - self.alone_s),
             self.concurrent_s + share * (other.concurrent_s + more_s - self.concurrent_s),
@@ -69,37 +69,37 @@ class _Kernel:
 
 @dataclass(frozen=True, slots=True)
 class _Rounds:
-    """The rounds of a finer schedule, all alike."""
+    """The rounds of a finer schedule, which are all alike."""
 
     count: int
     bytes: float
-    """Of a piece."""
+    """Bytes of a piece."""
     whole_s: float
-    """Of a round of copies among others."""
+    """Seconds of a round of copies that follows another round."""
     first_s: float
-    """Until its first copies have come."""
+    """Seconds until the first copies of a round have arrived."""
     gemm: _Kernel
-    """Of a round; where it is several, all of them."""
+    """The GEMM of a round, or all of them if a round has several."""
     stage_s: float
-    """Of the copy on this rank that goes with it."""
+    """Seconds of a round's local copy; 0 if there is none."""
     steps: int
-    """That the host issues in a round."""
+    """Steps that the host issues in a round."""
     own: _Kernel | None
-    """The GEMM of the local shard."""
+    """The GEMM of the local shard; None if the shard is part of the rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Loads:
-    """Seconds for each byte of a piece that all ranks copy at the same time."""
+    """Seconds per byte of a piece that all ranks copy at the same time."""
 
     single: tuple[float, ...]
-    """From the peer at each distance."""
+    """From one peer, by its distance."""
     whole: float
-    """From every peer, some at a time: one round of many."""
+    """From all peers, as many at a time as there are lanes; the mean over many rounds."""
     once: float
-    """The same, a round by itself."""
+    """The same for a single round."""
     first: float
-    """Of its first copies."""
+    """The first group of copies in a single round."""
 
 
 @lru_cache(maxsize=2048)
@@ -117,34 +117,34 @@ def _loads(topology: str, ranks: int, gpu: str, lanes: int) -> _Loads:
     (at_once,) = _grouped(loads, ranks)
     if lanes >= ranks - 1:
         return _Loads(single, at_once, at_once, at_once)
-    # Groups go on over the ends of rounds: after `lanes` rounds they come back to their start.
+    # Groups of copies continue across rounds: after `lanes` rounds, the pattern repeats.
     many, one = _grouped(loads * lanes, lanes), _grouped(loads, lanes)
     whole = sum(many) / lanes
-    if topology == "ring":  # copies that share links go on while others of their group still start
+    if topology == "ring":  # copies that share links proceed while others of their group still start
         whole = (whole + at_once) / 2
     return _Loads(single, whole, sum(one), one[0])
 
 
 def is_rough(case: Case) -> bool:
-    """Whether copies drift apart in ways that the estimate does not follow.
+    """Whether copies drift apart in ways that the estimate does not model.
 
-    Below PCIe switches, whose ranks are not alike, and on a ring whose GPUs have fewer DMA engines than
-    peers: there the truth lies between two bounds, and the estimate in the middle.
+    This happens below several PCIe switches, where ranks have different routes, and on a ring whose GPUs have
+    fewer DMA engines than peers. There, the true time lies between two bounds; the estimate is in the middle.
     """
     return case.fabric.period > 1 or (case.topology == "ring" and case.fabric.engines < case.ranks - 1)
 
 
 def _grouped(loads: list[list[float]], lanes: int) -> list[float]:
-    """The most loaded link of each group of so many at a time."""
+    """The load of the most loaded link, for each group of `lanes` consecutive copies."""
     return [max(map(sum, zip(*loads[i : i + lanes], strict=True))) for i in range(0, len(loads), lanes)]
 
 
 @lru_cache(maxsize=512)
 def _permuted(m: int, ranks: int) -> tuple[float, float]:
-    """The share of hetero-fused rounds whose rows are moved together, or apart: least and most of any rank.
+    """The fraction of hetero-fused rounds that must permute rows for one GEMM: least and most of any rank.
 
-    They are where shards differ: a rank's own is missing, and the distances of the others change. Pieces of a
-    shard differ as well, so that one round needs it and the next does not.
+    Rounds need this if shards differ in size: without the rank's own shard, the others are not evenly spaced.
+    Pieces of a shard may differ in size too, so one round may need it and the next one not.
     """
     if m % ranks == 0:
         return 0.0, 0.0
@@ -174,7 +174,7 @@ def _permuted_on(m: int, ranks: int, own: int) -> float:
 
 
 class _Lanes:
-    """The links' lane and the SMs' lane of one rank."""
+    """The lanes of one rank: its links and its SMs."""
 
     def __init__(self, case: Case, engine: str) -> None:
         figures, joined = case.costs.profile.figures, case.fabric
@@ -190,12 +190,12 @@ class _Lanes:
         lanes = self.peers if self.sm else joined.engines
         self.groups = max(1.0, self.peers / lanes)
         self.loads = _loads(case.topology, case.ranks, case.gpu, lanes)
-        # Where all ranks are alike the first stands for them, and it has nothing to permute.
+        # If all ranks have equivalent routes, rank 0 represents them, and it has nothing to permute.
         uneven = case.operation != "all_to_all_matmul" and joined.period > 1
         self.permuted = _permuted(case.m, case.ranks) if uneven else (0.0, 0.0)
         self.least = SM_COPY_SLOWED / (figures.comm_ctas * figures.cta_gb_s * 1e9) if self.sm else 0.0
         self.traffic = figures.comm_traffic * figures.comm_miss if self.sm else 2 * DMA_TRAFFIC
-        # Copies that share a link start one after the other, as issued: some move while others start.
+        # Copies that share a link start in order of issue, so some move while others start.
         sharing = min(lanes, self.peers, self.loads.whole / max(self.loads.single))
         self.stagger_s = 0.0 if self.scatter else ISSUE_S * (sharing - 1)
 
@@ -211,12 +211,12 @@ class _Lanes:
         return max(ISSUE_S + whole + moved, last + ISSUE_S) + self.event_s + self._sum_s(1)
 
     def _by_itself(self, piece: float) -> float:
-        """Seconds of a round of copies before which there was none."""
+        """Seconds of the first round of copies, with none before it."""
         later = (math.ceil(self.groups) - 1) * max(0.0, self.start_s - self.stagger_s)
         return self.start_s + later + piece * max(self.loads.once, self.peers * self.least)
 
     def _exchange(self, piece: float) -> tuple[float, float]:
-        """Seconds of a round of copies among others, and of the first copies of it."""
+        """Seconds of a round of copies that follows another round, and of its first copies."""
         idle = max(0.0, (self.event_s if self.groups == 1.0 else 0.0) + self.start_s - self.stagger_s)
         whole = idle * self.groups + piece * max(self.loads.whole, self.peers * self.least)
         first = self.start_s + piece * max(self.loads.first, self.peers / self.groups * self.least)
@@ -231,7 +231,7 @@ class _Lanes:
         parts: int = 1,
         accumulate: bool = False,
     ) -> _Kernel:
-        """A GEMM, `times` in a row; `busy`: bytes per second that concurrent copies bring to this rank."""
+        """A GEMM, run `times` in a row; `busy`: bytes per second that this rank receives meanwhile."""
         alone = gemm(self.case, *shape, parts=parts, accumulate=accumulate)
         arithmetic = alone.compute_s
         if self.sm:
@@ -241,7 +241,7 @@ class _Lanes:
         return _Kernel(times * alone.seconds + gaps, times * longer + gaps)
 
     def _local_s(self, moved: float) -> float:
-        """A copy or sum on this rank."""
+        """Seconds of a local copy or sum with `moved` bytes of memory traffic."""
         return max(KERNEL_S, moved / self.memory)
 
     def _sum_s(self, rounds: int) -> float:
@@ -287,7 +287,7 @@ class _Lanes:
             own=own,
         )
 
-    # All-gather and all-to-all: copies depend on nothing, GEMMs on copies.
+    # All-gather and all-to-all: copies depend on nothing, GEMMs depend on copies.
 
     def gathered_shards(self) -> float:
         spent = [
@@ -325,7 +325,7 @@ class _Lanes:
             t += self.gap_s
         return t - self.gap_s
 
-    # Reduce-scatter: GEMMs depend on nothing, copies on GEMMs, sums on copies.
+    # Reduce-scatter: GEMMs depend on nothing, copies depend on GEMMs, sums depend on copies.
 
     def scattered_shards(self) -> float:
         spent = [self.start_s + self.shard * max(load, self.least) for load in self.loads.single]
@@ -351,7 +351,7 @@ class _Lanes:
         return t - self.gap_s
 
     def _trickled(self, rounds: _Rounds) -> _Kernel:
-        """A round's GEMMs, each of which sends its copy off: copies move all along, not all at once."""
+        """A round's GEMMs if each starts its own copy when it ends: copies are spread over the round."""
         case, one = self.case, rounds.gemm
         if rounds.whole_s < one.alone_s / self.peers:
             return one
@@ -369,9 +369,10 @@ class _Lanes:
         stage_s: float = 0.0,
         early_s: float = 0.0,
     ) -> tuple[float, float, list[float]]:
-        """When the SMs and the links are free, and when each round's copies have come.
+        """When the SMs are free, when the links are free, and when the copies of each round have arrived.
 
-        `stage_s`: of what follows each GEMM; `early_s`: how long before its end the first parts can go.
+        `stage_s`: time of the local copy after each GEMM; `early_s`: how long before the end of a round's
+        GEMMs the first parts can be sent.
         """
         t, moved, ends = 0.0, 0.0, []
         for i, each in enumerate(spent):

@@ -1,4 +1,4 @@
-"""The design space of one fused operation on a simulated node: every schedule, the pick, and why one wins."""
+"""Explores one fused operation on a simulated node: every schedule, the pick, and why the best one wins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.ops.simulate import ScheduleResult, exhaustive
 from weft.policy import SCHEDULES
 
 FINER = tuple(name for name in SCHEDULES if name not in ("serial", "shard"))
-"""The schedules of FiCCO."""
+"""The finer schedules, as in FiCCO."""
 _COLLECTIVES = {
     "all_gather": "all_gather_matmul",
     "reduce_scatter": "matmul_reduce_scatter",
@@ -22,7 +22,7 @@ _COLLECTIVES = {
 
 
 def operation_of(collective: str) -> str:
-    """The fused operation of a collective; the operation's own name is known too."""
+    """The fused operation of a collective; also accepts the name of the operation itself."""
     name = collective.strip().lower().replace("-", "_")
     if name in _COLLECTIVES.values():
         return name
@@ -35,15 +35,15 @@ def operation_of(collective: str) -> str:
 
 @dataclass(frozen=True)
 class Exploration:
-    """What was found."""
+    """The result of an exploration."""
 
     case: Case
     results: dict[tuple[str, str], ScheduleResult]
-    """By schedule and engine."""
+    """Simulation results, by schedule and engine."""
     picked: Pick
 
     def fastest(self, name: str) -> ScheduleResult:
-        """A schedule with its best engine; where they are equal, the one that takes no SM."""
+        """The result of a schedule with its fastest engine; DMA, which takes no SM, wins ties."""
         return min(
             (r for (of, _), r in self.results.items() if of == name),
             key=lambda r: r.seconds * (1.0 if r.engine == "dma" else 1.001),
@@ -63,7 +63,7 @@ class Exploration:
 
     @property
     def ideal_s(self) -> float:
-        """The longer of GEMM and collective: nothing that cuts and waits can be faster."""
+        """The longer of the GEMM and the library's collective: perfect overlap."""
         return max(self.gemm_s, library_collective_s(self.case))
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class Exploration:
         }
 
     def _rule(self, name: str, picked: Pick) -> dict[str, Any]:
-        """What a rule takes, against the best of all and of the finer schedules."""
+        """The JSON row of a rule: its choice, compared with the best of all and of the finer schedules."""
         taken = (self.results.get((picked.schedule, picked.engine)) or self.fastest(picked.schedule)).seconds
         finer = min(self.fastest(each).seconds for each in FINER)
         return {

@@ -1,4 +1,4 @@
-"""The design space of one fused operation, measured on one GPU whose peers are pinned host memory."""
+"""Measures every schedule of one fused operation on one GPU whose peers are pinned host memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REPEATS = 7
 
 
 def measure_schedules(operation: str, m: int, n: int, k: int, ranks: int, dtype: str) -> dict[str, Any]:
-    """The JSON document. One GPU does what one rank does: it pulls from and pushes to pinned host memory."""
+    """The JSON document. The GPU acts as one rank: it pulls from and pushes to pinned host memory."""
     torch = torch_with_gpu()
     title = torch.cuda.get_device_name()
     gpu = _profile_name(title)
@@ -141,7 +141,7 @@ class _Setup:
         self.torch.mm(self.whole, self.w, out=self.result)
 
     def transfer(self) -> None:
-        """What comes in, by a copy engine."""
+        """Copy in the blocks of all peers, by a copy engine."""
         for source, target in self.blocks:
             target.copy_(source, non_blocking=True)
 

@@ -1,8 +1,8 @@
-"""Whether a feed-forward can be divided: each inner feature must count on its own.
+"""Checks whether a feed-forward can be divided: its forward pass must treat each inner feature independently.
 
-A rank computes some of the inner features and the ranks' results are added. That is wrong, without any error,
-if the forward pass mixes features: a softmax or a norm over them, or gate and up in one layer. The names of
-layers do not tell, so the module's own forward pass is tried, with a few features of small random layers.
+Each rank computes some of the inner features, and the ranks' results are added. If the forward pass mixes
+features (a softmax or a norm over them, or gate and up in one layer), the result is silently wrong. The names
+of layers do not reveal this, so the check runs the module's own forward pass with small random layers.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from weft.errors import UsageError
 _log = logging.getLogger("weft.ops")
 
 FEATURES = 4
-"""Inner features of each rank in the trial."""
+"""Inner features per rank in the check."""
 MOST_APART = 1e-3
-"""Between the whole result and the sum over ranks, in fp32, relative to the largest value."""
+"""Largest accepted difference between the whole result and the sum over ranks, in fp32, relative to the
+largest value."""
 
 
 def check_feed_forward(path: str, module: nn.Module, columns: Sequence[str], row: str, ranks: int) -> None:
-    """Raise an error if the results of ranks that each have some inner features do not add up to the whole.
+    """Raise UsageError if the results of ranks with some inner features each do not add up to the whole.
 
-    Cannot tell about modules with parameters of their own (norms of inner features, which are divided), nor
-    about those whose forward pass raises an error for so few features.
+    Skips modules with further parameters (norms of inner features, which are divided) and modules whose
+    forward pass raises an error for so few features.
     """
     others = [child for name, child in module.named_children() if name not in (*columns, row)]
     if ranks == 1 or any(True for child in others for _ in child.parameters()):
@@ -83,7 +84,7 @@ def _layer(weight: torch.Tensor, bias: torch.Tensor | None, first: int, last: in
 
 
 def _forward(module: nn.Module, layers: dict[str, nn.Linear], x: torch.Tensor) -> torch.Tensor:
-    """The module's forward pass with other layers, in evaluation mode; the module stays as it is."""
+    """Run the module's forward pass in evaluation mode with other layers. The module is left unchanged."""
     tried = copy.copy(module)
     tried.__dict__["_modules"] = {
         name: layers.get(name) or copy.deepcopy(child).eval() for name, child in module.named_children()

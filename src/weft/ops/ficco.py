@@ -1,19 +1,19 @@
-"""The rule of FiCCO (Pal et al., arXiv:2512.10236) for a schedule, next to weft's own pick.
+"""The rule of FiCCO (Pal et al., arXiv:2512.10236) to choose a schedule, for comparison with weft's pick.
 
-The paper chooses among its four finer schedules from static sizes: operations per byte against the machine's,
-memory traffic MK + KN + MN, and M against K; serial and whole shards are no candidates. It reports 81% of
-unseen cases right, and about 14% lost where it is wrong. Its thresholds, and which schedule each test
-selects, are not in what we could read; nothing here was fitted:
+The paper chooses among its four finer schedules from static sizes: operations per byte compared with the
+machine's, memory traffic MK + KN + MN, and M compared with K. Serial and whole shards are not candidates. It
+reports that 81% of unseen cases are right, and that wrong ones lose about 14%. The text that we could read
+does not give the thresholds, nor the schedule that each test selects. Nothing here was fitted:
 
-1. M < K: rows are few, so cut along K (`uniform-fused-2d`).
-2. Fewer operations per byte than the machine can do: memory decides, so read w as seldom as possible
-   (`uniform-fused-1d`, one GEMM a round).
-3. w is most of the traffic: a GEMM for each peer would read it again and again (`hetero-fused-1d`).
-4. Otherwise memory traffic allows any cut, and there are two readings. `traffic`: each piece is multiplied as
-   it arrives (`hetero-unfused-1d`). `decomposition`: the smaller GEMMs are less efficient, so a round is one
-   GEMM (`hetero-fused-1d`).
+1. M < K: there are few rows, so cut along K (`uniform-fused-2d`).
+2. Fewer operations per byte than the machine can do: memory is the limit, so read w as seldom as possible
+   (`uniform-fused-1d`, one GEMM per round).
+3. w is most of the traffic: one GEMM per peer would read it repeatedly (`hetero-fused-1d`).
+4. Otherwise memory traffic allows any cut, and there are two readings. `traffic`: multiply each piece as it
+   arrives (`hetero-unfused-1d`). `decomposition`: smaller GEMMs are less efficient, so use one GEMM per round
+   (`hetero-fused-1d`).
 
-Nearly all large GEMMs end in step 4, so the reading decides how often the rule is right
+Nearly all large GEMMs reach step 4, so the reading determines how often the rule is right
 (`weft.reproduce.schedule_rules` has every rule of this form).
 """
 
@@ -25,13 +25,13 @@ from weft.ops.pick import Pick
 from weft.workload import DTYPE_BYTES
 
 ENGINE = "dma"
-"""The paper's copies are all by DMA engines."""
+"""The engine of all copies in the paper."""
 RULE_READINGS = ("traffic", "decomposition")
-"""What the last test of the rule is taken to decide by."""
+"""The two readings of the rule's last test."""
 
 
 def gemm_traffic(case: Case) -> tuple[float, float]:
-    """Operations per byte of the GEMM of one rank, and its traffic MK + KN + MN in bytes."""
+    """Operations per byte of one rank's GEMM, and its traffic MK + KN + MN in bytes."""
     m, n, k = case.rows, case.n, case.k
     traffic = float(DTYPE_BYTES[case.dtype] * (m * k + k * n + m * n))
     return 2.0 * m * n * k / traffic, traffic
@@ -44,7 +44,7 @@ def machine_balance(case: Case) -> float:
 
 
 def ficco_pick(case: Case, reading: str = RULE_READINGS[0]) -> Pick:
-    """The schedule that the rule names, and why in one sentence."""
+    """The schedule that the rule selects, and why in one sentence."""
     if reading not in RULE_READINGS:
         raise UsageError(f"reading {reading!r} is not known; use one of {', '.join(RULE_READINGS)}")
     m, n, k = case.rows, case.n, case.k

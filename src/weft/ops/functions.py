@@ -1,6 +1,6 @@
 """The operations: a collective and the matmul that depends on it, as one call.
 
-Arguments have the names of `torch.ops.symm_mem.fused_all_gather_matmul` and its kin where these have one.
+Arguments have the same names as in `torch.ops.symm_mem.fused_all_gather_matmul` and related operators.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def all_gather_matmul(
     policy: Policy | None = None,
     out: Several | None = None,
 ) -> Any:
-    """Gather A along one dimension from all ranks, multiply it by B: `all_gather(A_shard, gather_dim) @ B`.
+    """Gather A from all ranks along one dimension and multiply by B: `all_gather(A_shard, gather_dim) @ B`.
 
-    A_shard: … by k, contiguous or not. B: k by n, this rank's own (tensor parallelism: its columns); or
-    several of them (QKV, gate and up), and the result is a list. gather_dim: any dimension except the last;
-    1 for batch, sequence, features. return_A: return (gathered A, result) instead of the result.
+    A_shard: … by k, contiguous or not. B: k by n, this rank's own (tensor parallelism: its columns), or a
+    sequence of such tensors (QKV, gate and up); the result is then a list. gather_dim: any dimension except
+    the last; 1 for batch, sequence, features. return_A: return (gathered A, result) instead of the result.
     bias: n numbers, or one such tensor for each B.
-    A_scale, B_scale: for fp8, as `torch._scaled_mm` takes them: one float32 number for each tensor, the same
-    on all ranks for A; or (…, 1) for the rows of A_shard and (1, n) for the columns of B. Such a call has no
-    gradient. out_dtype: of an fp8 result; bfloat16 if left out.
-    rows: size of gather_dim in every rank's shard, where they differ.
-    schedule, engine, pieces: see `weft explore`; left out, they follow from the shape. `policy` sets the
-    first two as well. out: where the result goes; no gradient flows through a call with it.
+    A_scale, B_scale: for fp8, as in `torch._scaled_mm`: one float32 number per tensor (for A, the same on all
+    ranks), or (…, 1) for the rows of A_shard and (1, n) for the columns of B. Calls with scales have no
+    gradient. out_dtype: dtype of an fp8 result; None: bfloat16.
+    rows: size of gather_dim in each rank's shard; needed if the sizes differ.
+    schedule, engine, pieces: see `weft explore`; None: chosen by the shape. `policy` can set schedule and
+    engine too. out: tensor or tensors for the result; calls with `out` have no gradient.
     """
     call = Call("all_gather_matmul", None, None, schedule, engine, pieces, None, use_fast_accum, return_A)
     tensors = _Tensors(A_shard, B, bias, A_scale, B_scale, out)
@@ -76,13 +76,13 @@ def matmul_reduce_scatter(
     policy: Policy | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Multiply, add up over all ranks, keep this rank's part: `reduce_scatter(A @ B, scatter_dim)`.
+    """Multiply, sum over all ranks and keep this rank's part: `reduce_scatter(A @ B, scatter_dim)`.
 
     A: … by k, B: k by n, both this rank's own (tensor parallelism: its columns of A, its rows of B). The
     ranks' partial results are added in fp32 and rounded once. scatter_dim: any dimension except the last.
-    bias: n numbers, added once, to this rank's part: its gradient is that of this part.
-    rows: how much of scatter_dim each rank keeps; left out, it is split evenly, the first ranks taking one
-    more. The other arguments are those of `all_gather_matmul`; each rank has its own scales here.
+    bias: n numbers, added once, to this rank's part; its gradient covers only this part.
+    rows: size of scatter_dim that each rank keeps; None: an even split, the first ranks keeping one more if
+    needed. The other arguments are those of `all_gather_matmul`; here, each rank has its own scales.
     """
     call = Call("matmul_reduce_scatter", None, None, schedule, engine, pieces, None, use_fast_accum)
     tensors = _Tensors(A, B, bias, A_scale, B_scale, out)
@@ -109,11 +109,11 @@ def all_to_all_matmul(
     policy: Policy | None = None,
     out: Several | None = None,
 ) -> Any:
-    """Send each rank its block of A's rows and multiply what arrives: `all_to_all(A) @ B`, for experts.
+    """Send each rank its block of A's rows and multiply the rows received: `all_to_all(A) @ B`, for experts.
 
-    input_splits: rows for each rank; output_splits: rows from each rank, as in `torch.distributed`. Left out,
-    A is split evenly, and every rank must have as many rows. The other arguments are those of
-    `all_gather_matmul`.
+    input_splits: rows for each rank; output_splits: rows from each rank, as in `torch.distributed`. If both
+    are None, A is split evenly, and all ranks must have the same number of rows. The other arguments are
+    those of `all_gather_matmul`.
     """
     if (input_splits is None) != (output_splits is None):
         raise UsageError("all_to_all_matmul: give both input_splits and output_splits, or neither")
@@ -151,7 +151,7 @@ def _apply(
 ) -> Any:
     x, ws, scales = given.x, given.ws, given.scales
     _check_kinds(call, given)
-    if policy is not None and (policy.schedule is not None or policy.engine == "dma"):  # else it says nothing
+    if policy is not None and (policy.schedule is not None or policy.engine == "dma"):  # else it sets neither
         call = call._replace(schedule=call.schedule or policy.schedule, engine=call.engine or policy.engine)
     if out_dtype is not None:
         call = call._replace(out_dtype=str(out_dtype).removeprefix("torch."))
@@ -180,7 +180,7 @@ def _run(
     group: Any,
     outs: Sequence[torch.Tensor] | None,
 ) -> list[torch.Tensor]:
-    """A result for each w, and the gathered x where it is asked for."""
+    """A result for each w, followed by the gathered x if the call returns it."""
     if torch.compiler.is_compiling() or x.device.type == "meta" or _is_fake(x):
         from weft.ops.compiled import compiled
 
@@ -199,7 +199,7 @@ def _run(
 
 
 def _finish(call: Call, given: _Tensors, made: Sequence[torch.Tensor], dim: int) -> Any:
-    """The results with their biases, in the caller's order of dimensions."""
+    """Add biases and restore the caller's order of dimensions."""
     if not dim and not given.many and not given.biases and not call.return_gathered:
         return made[0]
     if dim:
@@ -231,7 +231,7 @@ def _fill(out: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
 
 
 def _dimension(call: Call, x: torch.Tensor, dim: int, group: Any) -> int:
-    """The dimension to gather or scatter, from 0."""
+    """The dimension to gather or scatter, as a non-negative index."""
     found = dim + x.dim() if dim < 0 else dim
     if 0 <= found < x.dim() - 1:
         return found
@@ -246,7 +246,7 @@ def _dimension(call: Call, x: torch.Tensor, dim: int, group: Any) -> int:
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As autocast does it: whole numbers, fp64 and fp8 stay."""
+    """Cast as autocast does: integers, fp64 and fp8 stay."""
     wide = tensor.dtype in (torch.float32, torch.float16, torch.bfloat16)
     return tensor.to(dtype) if wide else tensor
 
@@ -260,7 +260,7 @@ def _is_fake(tensor: torch.Tensor) -> bool:
 
 
 def _check_kinds(call: Call, given: _Tensors) -> None:
-    """Refuse what is no plain tensor, before anything is sent."""
+    """Reject arguments that are not plain tensors, before anything is sent."""
     operation = call.operation
     tensors = (given.x, *given.ws, *given.scales)
     for place, tensor in enumerate(tensors):

@@ -1,13 +1,13 @@
-"""A pass over graphs of torch.compile: collectives and the matmuls next to them become one operation.
+"""A pass over graphs of torch.compile that fuses collectives with the adjacent matmuls.
 
-| found | becomes |
+| pattern | replacement |
 | --- | --- |
 | all-gather along any dimension but the last, then matmuls with it | a gather with several weights |
 | a matmul, or a sum of several, then a reduce-scatter (sum) | a reduce-scatter with several inputs |
 
-These are the graphs of `SequenceParallel`, `ColwiseParallel` and `RowwiseParallel`, forward and backward.
-Where the gathered tensor has other uses (the gradient of the weight), the operation returns it as well. All
-ranks have the same graph, and what is replaced depends only on sizes that they have in common.
+These patterns come from `SequenceParallel`, `ColwiseParallel` and `RowwiseParallel`, forward and backward. If
+the gathered tensor has other uses (the gradient of the weight), the operation returns it as well. All ranks
+have the same graph, and the decision to replace depends only on sizes that they have in common.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from weft.ops.operands import DTYPES
 _log = logging.getLogger("weft.ops")
 
 Wanted = Callable[[str, int, int, int, torch.Tensor, str], bool]
-"""Whether to replace: operation, rows and columns that move, ranks, a (fake) tensor of them, the group."""
+"""Decides whether to replace: (operation, rows, columns, ranks, fake tensor, group) of the rows that move."""
 
 
 @dataclass
 class Replaced:
-    """What a pass has replaced."""
+    """Counts of what a pass replaced, and what it skipped."""
 
     gathers: int = 0
     scatters: int = 0
@@ -57,7 +57,7 @@ class Replaced:
 
 
 def fuse_graph(graph: Graph, wanted: Wanted, schedule: str | None = None) -> Replaced:
-    """Replace in place; the order of collectives stays that of the graph."""
+    """Replace patterns in place. The order of collectives does not change."""
     done = Replaced()
     for node in list(graph.nodes):
         try:
@@ -69,7 +69,7 @@ def fuse_graph(graph: Graph, wanted: Wanted, schedule: str | None = None) -> Rep
                 scatter = find_scatter(node)
                 if scatter is not None:
                     _fuse_scatter(graph, scatter, wanted, schedule, done)
-        except Exception as error:  # before anything uses a new node: the graph still computes the same
+        except Exception as error:  # raised before anything uses a new node, so the graph is still correct
             _log.debug("%s is left unchanged", node, exc_info=True)
             done.skipped.append(f"{node}: {error}")
     if done.gathers or done.scatters:
@@ -138,7 +138,7 @@ def _fuse_scatter(
 def _is_wanted(
     operation: str, collective: GraphCollective, whole: Node, wanted: Wanted, done: Replaced
 ) -> bool:
-    """Whether the operation can be fused, and is to be. `whole`: what has the rows of all ranks."""
+    """Whether the operation can and should be fused. `whole`: the tensor with the rows of all ranks."""
     value = value_of(whole)
     if collective.dim >= value.dim() - 1 or value.dtype not in DTYPES:
         return False
@@ -150,7 +150,7 @@ def _is_wanted(
 
 
 def _replace_matmul(graph: Graph, matmul: Node, y: Node) -> None:
-    """Use `y`, which has the shape before flattening, for the matrix and for reshapes of it to that shape."""
+    """Use `y`, which has the unflattened shape, instead of the matmul and of its reshapes to that shape."""
     shape = list(value_of(y).shape)
     for user in list(matmul.users):
         if user.target in RESHAPES and list(value_of(user).shape) == shape:
@@ -165,7 +165,7 @@ def _replace_matmul(graph: Graph, matmul: Node, y: Node) -> None:
 
 
 def _use_instead(old: Node, new: Node) -> None:
-    """Replace a node; views of it become reshapes, since the new tensor may have another memory order."""
+    """Replace a node. Views of it become reshapes, because the new tensor may have another memory order."""
     old.replace_all_uses_with(new)
     for user in new.users:
         if user.target in RESHAPES:
@@ -173,7 +173,7 @@ def _use_instead(old: Node, new: Node) -> None:
 
 
 def _raise_before(graph: Graph, place: Node, nodes: Sequence[Node]) -> None:
-    """Move nodes and their inputs before `place`, on which they must not depend."""
+    """Move nodes and their inputs before `place`. They must not depend on `place`."""
     order = {each: i for i, each in enumerate(graph.nodes)}
     late, waiting = set(), list(nodes)
     while waiting:
@@ -186,7 +186,7 @@ def _raise_before(graph: Graph, place: Node, nodes: Sequence[Node]) -> None:
 
 
 def _moved(graph: Graph, node: Node, source: int, target: int) -> Node:
-    """The tensor with one dimension moved to another place."""
+    """The tensor with dimension `source` moved to `target`."""
     if source == target:
         return node
     order = list(range(value_of(node).dim()))
@@ -211,7 +211,7 @@ def _call(graph: Graph, target: Any, args: tuple[Any, ...]) -> Node:
 
 
 def _erase(graph: Graph, nodes: Sequence[Node]) -> None:
-    """Erase nodes that nothing uses, last ones first."""
+    """Erase those of the nodes that nothing uses, last ones first."""
     order = {each: i for i, each in enumerate(graph.nodes)}
     for node in sorted({each for each in nodes if each in order}, key=order.__getitem__, reverse=True):
         if not node.users:

@@ -1,7 +1,7 @@
-"""Layers that have the same input (query, key, value; gate, up) share one gather, in an unmodified model.
+"""Lets layers with the same input (query, key, value; gate, up) share one gather, in an unmodified model.
 
-The first of them that is called computes all, by one call of the operation; the others find their results. A
-result is used once, and only for the very tensor it was computed from.
+The layer that is called first computes the results of all layers with one operation; the others fetch theirs.
+A result is used once, and only for the tensor object it was computed from.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 class GatherOnce:
-    """What the layers of one group share. Holds nothing once each layer has its result."""
+    """The shared gather of a group of layers. Holds no tensors once each layer has fetched its result."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self.layers = list(layers)
@@ -37,18 +37,18 @@ class GatherOnce:
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies have no results: after a forward pass that raised an error some are left."""
+        """Copy without results: a forward pass that raised an error may have left some."""
         return {"layers": self.layers, "_x": None, "_state": None, "_results": []}
 
     def _now(self, x: torch.Tensor) -> Any:
-        """What must not have changed between the gather and the use of a result."""
+        """The state that must not change between the gather and the use of a result."""
         grad = torch.is_grad_enabled()
         if torch.compiler.is_compiling() or x.is_inference() or self.layers[0].weight.is_inference():
             return grad
         return grad, x._version, [layer.weight._version for layer in self.layers]
 
     def _together(self) -> bool:
-        """Whether all weights are whole on this rank now: FSDP may have divided those of other layers."""
+        """Whether this rank has all weights unsharded now: FSDP may have sharded those of other layers."""
         first = self.layers[0]
         return first.mesh is None or all(
             layer.weight.device_mesh.ndim == 1

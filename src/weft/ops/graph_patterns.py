@@ -1,7 +1,7 @@
-"""What a pass over graphs of torch.compile looks for: collectives, and the matmuls next to them.
+"""Finds patterns in graphs of torch.compile: collectives, and the matmuls next to them.
 
-An all-gather or reduce-scatter along any dimension but the first is several nodes of a graph: torch cuts the
-tensor into pieces and joins them again. Nothing here changes a graph.
+An all-gather or reduce-scatter along any dimension but the first takes several nodes: torch cuts the tensor
+into pieces and joins them again. Nothing here changes a graph.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class GraphCollective:
     """An all-gather or a reduce-scatter."""
 
     given: Node
-    """This rank's shard of a gather; the tensor that a scatter sums over ranks."""
+    """Gather: this rank's shard. Scatter: the tensor to sum over ranks."""
     result: Node
     dim: int
     ranks: int
     group: str
     nodes: tuple[Node, ...]
-    """From the given tensor, exclusive, to the result, inclusive."""
+    """Nodes from `given` (exclusive) to `result` (inclusive)."""
 
 
 @dataclass(frozen=True)
 class GraphMatmul:
-    """A matmul of two matrices; `a` has the shape that it had before it was flattened."""
+    """A matmul `a @ b`."""
 
     node: Node
     a: Node
@@ -73,7 +73,10 @@ def find_scatter(node: Node) -> GraphCollective | None:
 
 
 def _parts_in_order(whole: Node, dim: int, ranks: int) -> tuple[tuple[Node, ...], Node] | None:
-    """The pieces of `whole` along a dimension, and the node that joins them all, in order, along another."""
+    """The nodes that cut `whole` into pieces along a dimension, and the node that joins the pieces in order.
+
+    None if the users of `whole` are anything else.
+    """
     users = list(whole.users)
     if len(users) == 1 and users[0].target in _SPLITS:
         pieces = sorted(users[0].users, key=lambda each: _argument(each, 1, "", 0))
@@ -93,7 +96,10 @@ def _parts_in_order(whole: Node, dim: int, ranks: int) -> tuple[tuple[Node, ...]
 
 
 def _cut_in_order(join: Node, ranks: int) -> tuple[Node, int, tuple[Node, ...]] | None:
-    """The tensor whose equal pieces `join` concatenates; no piece has another use."""
+    """The tensor whose equal pieces `join` concatenates, their dimension, and the nodes in between.
+
+    None if `join` is anything else, or a piece has another use.
+    """
     pieces = join.args[0]
     if not isinstance(pieces, (list, tuple)) or len(pieces) != ranks or _only_user(join) is None:
         return None
@@ -111,7 +117,7 @@ def _cut_in_order(join: Node, ranks: int) -> tuple[Node, int, tuple[Node, ...]] 
 
 
 def _ordered(whole: Node, dim: int, ranks: int, join: Node) -> list[Node] | None:
-    """The nodes that `join` must have to hold all equal pieces of `whole` along `dim`, in order."""
+    """The inputs of `join` if they are all equal pieces of `whole` along `dim`, in order; else None."""
     size = value_of(whole).shape[dim]
     given = join.args[0]
     assert isinstance(given, (list, tuple))
@@ -142,7 +148,7 @@ def _is_piece(piece: Node, whole: Node, dim: int, step: int, i: int, ranks: int)
 
 
 def matmuls_of(x: Node) -> Iterator[GraphMatmul]:
-    """The matmuls whose first operand is `x`, as a matrix."""
+    """The matmuls whose first operand is `x`, possibly reshaped to a matrix."""
     columns = value_of(x).shape[-1]
     for matrix in (x, *reshapes_of(x)):
         value = value_of(matrix)
@@ -170,7 +176,7 @@ def _as_matmul(node: Node) -> GraphMatmul | None:
 
 
 def terms_of(summed: Node) -> list[GraphMatmul] | None:
-    """The matmuls whose sum this is; None if it is anything else, or has another use."""
+    """The matmuls that `summed` adds up; None if it is not such a sum, or has another use."""
     node = summed
     if not _used_once(node):
         return None
@@ -197,7 +203,7 @@ def terms_of(summed: Node) -> list[GraphMatmul] | None:
 
 
 def _used_once(node: Node) -> bool:
-    """By one node; being cut into pieces that are all joined again is one use."""
+    """Whether a node has one use. Being cut into pieces with one use each also counts as one."""
     users = list(node.users)
     return len(users) == 1 or (
         bool(users) and all(user.target is aten.slice.Tensor and len(user.users) == 1 for user in users)
@@ -215,13 +221,13 @@ def sum_nodes(summed: Node) -> list[Node]:
 
 
 def reshapes_of(x: Node) -> list[Node]:
-    """The reshapes of x, and of those, that keep its rows: torch has two for a batch of one sequence."""
+    """The reshapes of x that keep its rows, recursively: torch uses two for a batch of one sequence."""
     kept = [user for user in x.users if _keeps_rows(user, x)]
     return [each for user in kept for each in (user, *reshapes_of(user))]
 
 
 def users_through_reshapes(x: Node) -> Iterator[Node]:
-    """What uses the rows of x, other than the reshapes that keep them."""
+    """The users of x and of its reshapes that keep its rows, without these reshapes."""
     for user in x.users:
         if _keeps_rows(user, x):
             yield from users_through_reshapes(user)
@@ -234,7 +240,7 @@ def _keeps_rows(node: Node, x: Node) -> bool:
 
 
 def depends_on(node: Node, on: Node) -> bool:
-    """Whether a node needs another one's result."""
+    """Whether `node` depends on the result of `on`."""
     order = {each: i for i, each in enumerate(node.graph.nodes)}
     waiting, known = [node], {node}
     while waiting:

@@ -1,4 +1,4 @@
-"""`weft.ops.fuse_graph` as a pass that Inductor runs on every graph it compiles, forward and backward."""
+"""Runs `weft.ops.fuse_graph` as an Inductor pass on every graph it compiles, forward and backward."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from weft.ops.replacements import Replacements
 
 _log = logging.getLogger("weft.ops")
 _DECIDING = ("ops", "sim", "gpu", "comm")
-"""Packages that decide what is replaced: the pass, and the estimate of a transfer's time."""
+"""Packages whose code decides what is replaced: the pass, and the estimate of a transfer's time."""
 
 
 class FusedCollectives(CustomGraphPass):  # type: ignore[misc,unused-ignore]
     """Inductor's `post_grad_custom_pre_pass`."""
 
     def __init__(self, before: Any = None, counted: Replacements | None = None) -> None:
-        """before: the pass, or passes, that the program had set; they run first."""
+        """`before`: the pass or passes that the program had set, which run first; None if there were none."""
         given = before if isinstance(before, (list, tuple)) else [before]
         self._before, self._counted = [each for each in given if each is not None], counted or Replacements()
 
@@ -36,7 +36,10 @@ class FusedCollectives(CustomGraphPass):  # type: ignore[misc,unused-ignore]
         _log.debug("graph: %s", done)
 
     def uuid(self) -> Any:
-        """For the keys of Inductor's caches: what decides about replacements; None where it is unknown."""
+        """Part of the keys of Inductor's caches: everything that replacements depend on.
+
+        None if a pass in `before` has no identifier; Inductor then does not cache.
+        """
         import weft.ops.compiled  # noqa: F401  (a graph from the cache needs the operators too)
 
         before = tuple(getattr(each, "uuid", lambda: None)() for each in self._before)

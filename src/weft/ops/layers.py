@@ -1,8 +1,8 @@
 """Linear layers for tensor and sequence parallelism, with the placements of torch's own styles.
 
-Between the two layers of a pair every rank has all tokens and some features; outside, some tokens and all
-features. Parameters are DTensors: Shard(0) of a column-parallel weight and bias, Shard(1) of a row-parallel
-weight, Replicate of its bias. So checkpoints, gradient norms, optimizers and FSDP2 treat them as they treat
+Between the two layers of a pair, every rank has all tokens and some features; outside, some tokens and all
+features. Parameters are DTensors: Shard(0) for a column-parallel weight and bias, Shard(1) for a row-parallel
+weight, Replicate for its bias. Checkpoints, gradient norms, optimizers and FSDP2 therefore treat them like
 those of `ColwiseParallel` and `RowwiseParallel`.
 """
 
@@ -23,11 +23,11 @@ from weft.ops.gather_once import GatherOnce
 from weft.ops.teams import team_of
 
 SEQUENCE_DIM = -2
-"""Tokens by features, or batch, sequence, features."""
+"""Default dimension of tokens, for (tokens, features) and for (batch, sequence, features)."""
 
 
 class SharedByCopies:
-    """Something in a module that a copy of the module shares: a mesh, a process group."""
+    """Holds an object that copies of a module share, such as a mesh or a process group."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -40,14 +40,14 @@ class _ParallelLinear(nn.Linear):  # type: ignore[misc,unused-ignore]
     """A linear layer of which this rank computes a part."""
 
     placements: dict[str, Any]
-    """Of each parameter."""
+    """Placement of each parameter."""
     sequence_dim: int
     output_layout: Any
     use_local_output: bool
     tokens_first = True
-    """Whether tokens are the first dimension of a result in memory, as the operation makes it."""
+    """Whether a result keeps the operation's memory layout, in which tokens are the outermost dimension."""
     options: dict[str, Any]
-    """schedule, engine, pieces or policy of the operation."""
+    """`schedule`, `engine`, `pieces` or `policy` of the operation."""
     gather_once: GatherOnce | None
     _mesh: SharedByCopies
     _group: SharedByCopies
@@ -62,13 +62,13 @@ class _ParallelLinear(nn.Linear):  # type: ignore[misc,unused-ignore]
         dtype: torch.dtype | None = None,
         **settings: Any,
     ) -> None:
-        """in_features, out_features: of the whole layer. group: a process group or a one-dimensional mesh."""
+        """`in_features`, `out_features`: sizes of the whole layer. `group`: a process group or a 1-D mesh."""
         super().__init__(in_features, out_features, bias, device, dtype)
         self._divide(group, **settings)
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, group: Any = None, **settings: Any) -> Any:
-        """This rank's part of a layer that is whole on every rank; rank 0's weights count."""
+        """This rank's part of a layer that is whole on every rank; the weights are taken from rank 0."""
         _check_plain(cls.__name__, linear)
         made = cls.__new__(cls)
         nn.Module.__init__(made)
@@ -80,14 +80,14 @@ class _ParallelLinear(nn.Linear):  # type: ignore[misc,unused-ignore]
 
     @classmethod
     def convert(cls, linear: nn.Linear, group: Any = None, **settings: Any) -> None:
-        """Make a whole layer this rank's part, in place."""
+        """Replace a whole layer by this rank's part, in place."""
         _check_plain(cls.__name__, linear)
         linear.__class__ = cls
         linear._divide(group, **settings)
 
     @classmethod
     def check(cls, name: str, linear: nn.Linear, ranks: int) -> None:
-        """Raise an error, which has this name, if the layer cannot be divided over so many ranks."""
+        """Raise UsageError, with `name`, if the layer cannot be divided over this many ranks."""
         _check_plain(name, linear)
         for each, placement in cls.placements.items():
             whole = linear._parameters.get(each)
@@ -118,14 +118,14 @@ class _ParallelLinear(nn.Linear):  # type: ignore[misc,unused-ignore]
                 self.register_parameter(name, nn.Parameter(part, requires_grad=whole.requires_grad))
 
     def _place(self, mesh: DeviceMesh | None, group: Any, options: dict[str, Any]) -> None:
-        """Set what the operations need to know besides the parameters."""
+        """Set the mesh, group and options of the layer's operation."""
         self._mesh, self._group = SharedByCopies(mesh), SharedByCopies(group)
         self.options, self.gather_once = options, None
         if mesh is None:
             return
         size = self.out_features if self.placements["weight"] == Shard(0) else self.in_features
         if size % mesh.size() and not {"schedule", "policy"} & set(options):
-            # Ranks that hold different sizes cannot each find the schedule from its own: there it is fixed.
+            # Ranks with different sizes could choose different schedules, so the schedule is fixed.
             self.options = {**options, "schedule": "hetero-fused-1d"}
 
     @property
@@ -138,7 +138,7 @@ class _ParallelLinear(nn.Linear):  # type: ignore[misc,unused-ignore]
         return self._mesh.value
 
     def _as_output(self, y: torch.Tensor, natural: Any, shape: Sequence[int], dim: int) -> Any:
-        """A local result, or a DTensor of this shape, in the layout asked for; dim is that of the tokens."""
+        """The local result or a DTensor of this shape, in the requested layout. `dim`: that of the tokens."""
         wanted = self.output_layout or natural
         if self.tokens_first:
             order = [shape[dim], *shape[:dim], *shape[dim + 1 :]]
@@ -158,8 +158,8 @@ class _ParallelLinear(nn.Linear):  # type: ignore[misc,unused-ignore]
 class ColumnParallelLinear(_ParallelLinear):
     """All-gathers the tokens and computes this rank's output features: `all_gather(x) @ weight.T + bias`.
 
-    x: this rank's tokens, … by in_features, or a DTensor of all of them. Result: all tokens, … by this rank's
-    output features. sequence_dim: the dimension of tokens, the second last if left out.
+    x: this rank's tokens, … by in_features, or a DTensor of all tokens. Result: all tokens, … by this rank's
+    output features. sequence_dim: the dimension of tokens; the second last by default.
     """
 
     placements = {"weight": Shard(0), "bias": Shard(0)}  # noqa: RUF012
@@ -171,7 +171,7 @@ class ColumnParallelLinear(_ParallelLinear):
 
 
 def compute_columns(layers: Sequence[Any], x: torch.Tensor, sequence_dim: int | None = None) -> list[Any]:
-    """The results of column-parallel layers that all have this input: it is gathered once."""
+    """The results of column-parallel layers that share this input, which is gathered once."""
     first = layers[0]
     dim = (first.sequence_dim if sequence_dim is None else sequence_dim) % x.dim()
     shape, rows = list(x.shape), None
@@ -195,11 +195,11 @@ def compute_columns(layers: Sequence[Any], x: torch.Tensor, sequence_dim: int | 
 
 
 class RowParallelLinear(_ParallelLinear):
-    """Multiplies this rank's input features, adds up over ranks, keeps this rank's tokens.
+    """Multiplies this rank's input features, sums over ranks and keeps this rank's tokens.
 
     x: all tokens, … by this rank's input features, or a DTensor of all features. Result: this rank's tokens,
-    … by out_features; tokens are divided as `torch.chunk` does. The bias is the same on every rank, and so is
-    its gradient.
+    … by out_features; tokens are divided as by `torch.chunk`. The bias and its gradient are the same on every
+    rank.
     """
 
     placements = {"weight": Shard(1), "bias": Replicate()}  # noqa: RUF012
@@ -224,7 +224,7 @@ class RowParallelLinear(_ParallelLinear):
 
 
 class _SharedBias(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
-    """A bias that each rank adds to its own tokens: its gradient is the sum over ranks."""
+    """A bias that each rank adds to its own tokens; its gradient is summed over ranks."""
 
     @staticmethod
     def forward(ctx: Any, bias: torch.Tensor, group: Any) -> torch.Tensor:
@@ -240,7 +240,7 @@ class _SharedBias(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
 
 
 def mesh_of(group: Any, device_type: str) -> DeviceMesh | None:
-    """The mesh of a group, or of all ranks; None where there is no process group to place tensors on."""
+    """The mesh of a group, by default of all ranks; None unless there is a process group of several ranks."""
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise UsageError(f"a parallel layer needs a mesh of one dimension, not {group.ndim}")
@@ -255,7 +255,7 @@ def mesh_of(group: Any, device_type: str) -> DeviceMesh | None:
 
 
 def _check_plain(name: str, linear: nn.Linear) -> None:
-    """Only `x @ weight.T + bias` can be divided: not what quantization, adapters or hooks make of a layer."""
+    """Reject layers other than `x @ weight.T + bias`, such as quantized, adapted or hooked ones."""
     if isinstance(linear, _ParallelLinear) or isinstance(linear._parameters.get("weight"), DTensor):
         raise UsageError(f"{name}: this layer is divided already")
     own = type(linear).forward is not nn.Linear.forward or "forward" in vars(linear)
@@ -277,7 +277,7 @@ def _check_shards(name: str, whole: torch.Tensor, placement: Any, ranks: int) ->
 
 
 def _uneven(size: int, mesh: Any) -> list[int] | None:
-    """How `torch.chunk` divides a dimension, as DTensors do; None where all parts are equal."""
+    """Sizes of the parts into which `torch.chunk` and DTensor divide a dimension; None if all are equal."""
     ranks = mesh.size()
     if size % ranks == 0:
         return None
@@ -286,7 +286,7 @@ def _uneven(size: int, mesh: Any) -> list[int] | None:
 
 
 def _local(x: DTensor, placement: Any, mesh: Any) -> torch.Tensor:
-    """This rank's part in the placement that a layer needs."""
+    """This rank's part of x, redistributed to `placement` if necessary."""
     if x.device_mesh.ndim != 1 or x.device_mesh != mesh:
         raise UsageError(f"the input is on {x.device_mesh}, the layer on {mesh}; both must be on one mesh")
     if tuple(x.placements) != (placement,):

@@ -1,4 +1,4 @@
-"""What moves bytes on a GPU: copy engines and pinned host memory, copy engines between GPUs, SMs.
+"""Links, which move bytes between a GPU and its peers by copy engines or SMs.
 
 | link | engine | peers |
 | --- | --- | --- |
@@ -30,12 +30,12 @@ def region_of(tensor: torch.Tensor, region: Region) -> torch.Tensor:
 
 
 def peer_schedule(schedule: Schedule, peer: int, sent: Sequence[int] | None = None) -> Schedule:
-    """What a peer does for the same operation. `sent`: what it sends to each rank, for an all-to-all."""
+    """A peer's schedule of the same operation. `sent`: rows it sends to each rank, for an all-to-all."""
     mine = schedule.problem
     rows = mine.rows
     if schedule.operation == "all_to_all_matmul":
         sent = tuple(sent or split(mine.m, mine.ranks))
-        rows = (sent[peer],) * mine.ranks  # what it receives has no part in what it sends
+        rows = (sent[peer],) * mine.ranks  # a placeholder: only the peer's sends are used
     problem = replace(
         mine, m=sum(sent) if sent else mine.m, rows=rows, sent=None if sent is None else tuple(sent)
     )
@@ -43,10 +43,10 @@ def peer_schedule(schedule: Schedule, peer: int, sent: Sequence[int] | None = No
 
 
 class HostLink:
-    """Peers are data in pinned host memory: what they send is taken there, what they get is left there.
+    """Peers are data in pinned host memory: receives read from it, sends write to it.
 
-    In a reduce-scatter a peer has its partial result of a round when this rank has its own, and a receive
-    waits for it.
+    In a reduce-scatter, a peer's partial result of a round counts as ready when this rank's is, so a receive
+    waits for this rank's.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class HostLink:
 
     def send(self, step: Send, program: Program) -> Transfer | None:
         if self._gathers:
-            return None  # peers pull, and these have no use for it
+            return None  # peers would pull it; host peers do not
         source = region_of(program.tensors[step.source.buffer], step.source)
         key = (self._schedule.name, self._schedule.problem, step.id)
         box = self._peers.outbox(key, step.source.rows, step.source.cols, source.dtype)
@@ -100,7 +100,7 @@ class HostLink:
         return made
 
     def _arriving(self, step: Recv, program: Program) -> tuple[torch.Tensor, torch.Tensor, tuple[str, ...]]:
-        """Where a message goes, where the peer has it, and what must be done before it is sent."""
+        """A message's target, its source at the peer, and the steps that must end before it is sent."""
         held = self._peers.held[step.peer]
         if held is None:
             raise UsageError(f"host peer {step.peer} holds nothing")
@@ -127,11 +127,11 @@ class HostLink:
 
 
 class SymmetricLink:
-    """Peers are GPUs whose memory this one can reach; copy engines move the bytes.
+    """Peers are GPUs whose memory this GPU can access; copy engines move the bytes.
 
-    Gathered rows are pulled from where each rank has put its x; partial results are pushed into their owner's
-    inbox, and a signal follows them. A barrier at the start says that all inboxes are free (or all x are
-    there), one at the end of a gather that all have taken what they need.
+    For a gather, ranks stage x in symmetric memory and peers pull their rows from there. Partial results are
+    pushed into their owner's inbox, followed by a signal. After the barrier at the start, all inboxes are
+    free (or all x staged); after the barrier at the end of a gather, all ranks have read what they need.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class SymmetricLink:
         driver: Copies,
         lanes: Sequence[Any],
     ) -> None:
-        """`memory`: a weft.comm.symmetric.SymmetricBuffer with room for `symmetric_size`."""
+        """`memory`: a weft.comm.symmetric.SymmetricBuffer of at least `symmetric_size` bytes."""
         self.lanes: Sequence[int] = [lane.cuda_stream for lane in lanes]
         self._streams, self._schedule, self._theirs = lanes, schedule, theirs
         self._memory, self._dtype, self._driver = memory, dtype, driver
@@ -151,7 +151,7 @@ class SymmetricLink:
         self._peers = [peer for peer in theirs if peer != schedule.rank]
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """The scratch that lies in symmetric memory."""
+        """The scratch buffers that are in symmetric memory."""
         if self._gathers:
             return {}
         rank = self._schedule.rank
@@ -203,7 +203,7 @@ class SymmetricLink:
 
     def send(self, step: Send, program: Program) -> Transfer | None:
         if self._gathers:
-            return None  # the peer pulls
+            return None  # the peer pulls the data
         lane = self._lane(step.peer)
         target = self._theirs[step.peer].recvs[self._schedule.rank, step.round].target
         inbox = self._inbox(self._theirs[step.peer], step.peer, target.buffer)
@@ -229,14 +229,14 @@ class SymmetricLink:
 
 
 def symmetric_buffers(schedule: Schedule) -> list[str]:
-    """The buffers that peers reach: x of a gather, the inboxes of a reduce-scatter."""
+    """The buffers that peers access: x for a gather, the inboxes for a reduce-scatter."""
     if schedule.operation != "matmul_reduce_scatter":
         return ["x"]
     return [name for name in schedule.buffers if name.startswith("inbox")]
 
 
 def symmetric_size(schedules: dict[int, Schedule], itemsize: int) -> int:
-    """Bytes of symmetric memory that each rank needs: the most of any."""
+    """Bytes of symmetric memory to allocate on each rank: the most that any rank needs."""
     return max(
         layout([schedule.buffers[name] for name in symmetric_buffers(schedule)], itemsize)[1]
         for schedule in schedules.values()
@@ -244,7 +244,7 @@ def symmetric_size(schedules: dict[int, Schedule], itemsize: int) -> int:
 
 
 class NcclLink:
-    """Peers are reached through a process group; each round is one group of sends and receives on SMs."""
+    """Peers are ranks of a process group; each round is one group of sends and receives on SMs."""
 
     def __init__(self, schedule: Schedule, group: Any, lane: Any) -> None:
         self.lanes: Sequence[int] = [lane.cuda_stream]
@@ -264,7 +264,7 @@ class NcclLink:
         return self._round(step.round, program)
 
     def _round(self, number: int, program: Program) -> Transfer:
-        """The first step of a round moves all of it: in every schedule they stand together."""
+        """The first step of a round moves the whole round: in every schedule, its transfers are adjacent."""
         if number in self._issued:
             return Transfer(0)
         self._issued.add(number)

@@ -1,8 +1,8 @@
-"""Tensor and sequence parallelism for Llama-like models in one call, every gather and scatter fused.
+"""Tensor and sequence parallelism for Llama-like models in one call, with every gather and scatter fused.
 
-The placements are those of torch's own recipe: tokens sharded between the blocks (`SequenceParallel` norms),
-embedding and output by vocabulary, attention by heads, feed-forward by inner features. Activations between
-the blocks are DTensors, so that a model's own code sees the shape of the whole sequence.
+The placements are those of torch's own recipe: tokens are sharded between the blocks (`SequenceParallel`
+norms), embedding and output by vocabulary, attention by heads, feed-forward by inner features. Activations
+between the blocks are DTensors, so that a model's own code sees the shape of the whole sequence.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FEED_FORWARD = (
     (("c_fc",), "c_proj"),
     (("fc1",), "fc2"),
 )
-"""Layers with the same input, and the layer that follows; the first that a module has counts."""
+"""Layers with the same input, and the layer that follows them. The first entry that fits a module applies."""
 FUSED_ATTENTION = re.compile(r"qkv|query_key_value|c_attn$|Wqkv")
 """Names of layers that compute queries, keys and values together."""
 OUTPUTS = ("lm_head", "output")
@@ -50,7 +50,7 @@ _SEQUENCE_DIM, HEADS_DIM = 1, 2
 
 @dataclass
 class Plan:
-    """For `parallelize_module`: a style for each module by its name, and which layers share a gather."""
+    """The styles for `parallelize_module`, by module name, and the groups of layers that share a gather."""
 
     styles: dict[str, ParallelStyle] = field(default_factory=dict)
     groups: list[tuple[str, ...]] = field(default_factory=list)
@@ -60,12 +60,12 @@ class Plan:
 def parallelize(model: nn.Module, mesh: Any, *, gather_logits: bool = True, **options: Any) -> nn.Module:
     """Divide a Llama-like model over a mesh of one dimension, in place; returns the model.
 
-    Inputs are batch, sequence; every rank gets the same ones, and returns the same logits and loss. With
-    gather_logits=False each rank returns a DTensor of logits sharded by vocabulary (for
+    Inputs have the shape (batch, sequence). Every rank gets the same inputs and returns the same logits and
+    loss. With gather_logits=False, each rank returns a DTensor of logits sharded by vocabulary (for
     `torch.distributed.tensor.parallel.loss_parallel`). `options`: schedule, engine, pieces or policy of the
-    fused operations. For FSDP2 call `fully_shard` afterwards, on the other dimension of the mesh.
+    fused operations. For FSDP2, call `fully_shard` afterwards, on the other dimension of the mesh.
 
-    Knows models whose blocks have q_proj, k_proj, v_proj, o_proj and gate_proj, up_proj, down_proj (Llama,
+    Supports models whose blocks have q_proj, k_proj, v_proj, o_proj and gate_proj, up_proj, down_proj (Llama,
     Mistral, Qwen, Gemma of Hugging Face), the same without a gate (Nemotron, Starcoder2, Phi), or wq, wk, wv,
     wo and w1, w3, w2 (torchtitan, the original Llama).
     """
@@ -87,7 +87,7 @@ def parallelize(model: nn.Module, mesh: Any, *, gather_logits: bool = True, **op
 
 
 class _Sharded:
-    """Divides hidden states that are whole on every rank, as `inputs_embeds` are; others are DTensors."""
+    """Hook that shards hidden states that are whole on every rank, like `inputs_embeds`; skips DTensors."""
 
     def __init__(self, mesh: Any) -> None:
         self._mesh = SharedByCopies(mesh)
@@ -102,7 +102,7 @@ class _Sharded:
 
 
 def plan_model(model: nn.Module, ranks: int, *, gather_logits: bool = True, **options: Any) -> Plan:
-    """The style of every module that `parallelize` changes."""
+    """The style of every module that `parallelize` changes. Raises UsageError for unsupported models."""
     made = Plan()
     for name, block in _blocks(model):
         _plan_block(made, name, block, ranks, options)
@@ -116,7 +116,7 @@ def plan_model(model: nn.Module, ranks: int, *, gather_logits: bool = True, **op
 
 
 def _unknown(model: nn.Module) -> str:
-    """Why no block was found, with the names of the first layers that could have been one."""
+    """The error message if no block was found, with the names of candidate layers."""
     names = [name for name, module in model.named_modules() if name and _is_dense(module)]
     wanted = "it looks for q_proj, k_proj, v_proj, o_proj or wq, wk, wv, wo in its blocks"
     fused = next((name for name in names if FUSED_ATTENTION.search(name.split(".")[-1])), None)
@@ -140,7 +140,7 @@ def _is_dense(module: nn.Module) -> bool:
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that have both an attention and norms of their own."""
+    """The blocks: modules with an attention as a direct child."""
     for name, module in model.named_modules():
         children = dict(module.named_children())
         if any(_match(child, ATTENTION) for child in children.values()):
@@ -187,7 +187,10 @@ def _plan_block(made: Plan, name: str, block: nn.Module, ranks: int, options: di
 
 
 def _plan_inside(made: Plan, path: str, module: nn.Module, known: tuple[str, ...]) -> None:
-    """Norms of queries and keys have batch, tokens, heads of this rank, features; nothing else is known."""
+    """Plan the norms of queries and keys, whose inputs are (batch, tokens, this rank's heads, features).
+
+    Raises UsageError for any other module with parameters.
+    """
     for name, child in module.named_children():
         if name in known or not any(True for _ in child.parameters()):
             continue
@@ -199,12 +202,12 @@ def _plan_inside(made: Plan, path: str, module: nn.Module, known: tuple[str, ...
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """By its name, and not one of the modules around it (a PreNormTransformer)."""
+    """Whether a module is a norm: named like one, and without children, unlike a PreNormTransformer."""
     return "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
 
 
 def _plan_ends(made: Plan, model: nn.Module, gather_logits: bool, options: dict[str, Any]) -> None:
-    """Embedding, last norm and output layer."""
+    """Plan the modules outside the blocks: embedding, last norm and output layer."""
     inside = tuple(f"{name}." for name, _ in _blocks(model))
     embeddings = 0
     for name, module in model.named_modules():
@@ -237,7 +240,7 @@ def _plan_ends(made: Plan, model: nn.Module, gather_logits: bool, options: dict[
 
 
 def _tied(model: nn.Module) -> list[tuple[nn.Module, str, str]]:
-    """Parameters that are another one under a second name: module, its name there, the first name."""
+    """Tied parameters: (module, the parameter's name in it, the full name under which it appears first)."""
     first: dict[int, str] = {}
     found = []
     for path, module in model.named_modules(remove_duplicate=True):

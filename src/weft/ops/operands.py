@@ -1,8 +1,9 @@
-"""Operands: the caller's tensors as a schedule uses them, one weight or several, with scales or without.
+"""Operands: maps the x, w and result of a schedule to the caller's tensors, with one or several weights.
 
-A schedule knows one x, one w and one result. Several weights after one gather are columns of that w, and
-their results columns of the result; several inputs of one reduce-scatter (the gradient of such a gather) are
-columns of x, and their weights rows of w. Here each of its matmuls and copies becomes one for each of them.
+A schedule has one x, one w and one result. Several weights after one gather are column blocks of w, and their
+results are column blocks of the result. Several inputs of one reduce-scatter (the gradient of such a gather)
+are column blocks of x, and their weights are row blocks of w. This module turns each matmul and copy of the
+schedule into one for each weight.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from weft.ops.steps import Copy, Matmul, Region, Schedule
 
 NARROW_DTYPES = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, *NARROW_DTYPES)
-"""What operations multiply without scales."""
+"""Dtypes that operations multiply without scales."""
 FP8_DTYPES = tuple(getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name))
 Strided = tuple[tuple[int, ...], tuple[int, ...], int]
 """Size, strides and offset of a view."""
 Layout = tuple[int, tuple[int, ...], tuple[int, ...]]
-"""Which x, and the size and strides in which its rows are given."""
+"""Index of an x, and the size and strides of the caller's tensor for it."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,16 @@ class Operands:
     device: torch.device
     scatters: bool
     widths: tuple[int, ...]
-    """Of a gather: columns of each w. Of a reduce-scatter: columns of each x."""
+    """Gather: columns of each w. Reduce-scatter: columns of each x."""
     w_strides: tuple[tuple[int, int], ...]
     out_dtype: torch.dtype
     scale_rows: bool | None = None
-    """None: no scales. Otherwise whether there is a scale for each row of x, or one for all."""
+    """Whether there is a scale for each row of x, rather than one for all. None: no scales."""
     scale_columns: tuple[bool, ...] = ()
-    """Whether there is a scale for each column, by weight."""
+    """For each weight, whether there is a scale for each column."""
     fast_accum: bool = False
     layouts: tuple[Layout, ...] = ()
-    """Of a reduce-scatter: the x whose rows lie in another order, to be copied in front of the matmuls."""
+    """Reduce-scatter only: each x whose rows have another memory order and are copied before the matmuls."""
 
     @classmethod
     def of(
@@ -76,12 +77,12 @@ class Operands:
 
     @property
     def moved_dtype(self) -> torch.dtype:
-        """Of what ranks exchange: rows of x, or partial results."""
+        """Dtype of the data that ranks exchange: rows of x, or partial results."""
         return self.out_dtype if self.scatters else self.dtype
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The caller's tensors, in the order in which they are bound."""
+        """Names of the caller's tensors, in the order in which they are bound."""
         numbers = range(len(self.widths))
         xs = self._numbered("x") if self.scatters else ("x",)
         outs = ("out",) if self.scatters else self._numbered("out")
@@ -92,7 +93,7 @@ class Operands:
         return (name,) if len(self.widths) == 1 else tuple(f"{name}.{i}" for i in range(len(self.widths)))
 
     def strides(self, schedule: Schedule) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Row and column stride of x, w and out, which are contiguous except for w."""
+        """Row and column strides of x, w and out. All but w are contiguous."""
         yield from zip(self._numbered("w"), self.w_strides, strict=True)
         whole, divided = ("out", "x") if self.scatters else ("x", "out")
         yield whole, (schedule.buffers[whole][1], 1)
@@ -100,7 +101,7 @@ class Operands:
             yield name, (width, 1)
 
     def dtype_of(self, buffer: str) -> torch.dtype:
-        """Of scratch: rows of x that were gathered or staged, or results."""
+        """Dtype of a scratch buffer, which holds gathered or staged rows of x, or results."""
         holds_x = buffer.startswith("scratch" if self.scatters else "gather")
         return self.dtype if holds_x else self.out_dtype
 
@@ -110,7 +111,7 @@ class Operands:
         return [(sum(self.widths[:i]), width) for i, width in enumerate(self.widths)]
 
     def _part(self, region: Region, i: int) -> Region:
-        """Of x or scratch (reduce-scatter), of out or scratch (gather): the columns of one weight."""
+        """The columns of weight `i` in a region of x (reduce-scatter), out (gather) or scratch."""
         start, width = self._columns[i]
         if region.buffer in ("x", "out"):
             return Region(self._numbered(region.buffer)[i], region.row, region.rows, 0, width)
@@ -133,7 +134,7 @@ class Operands:
     def rows_given(
         self, first: int, rows: int
     ) -> Iterator[tuple[str, range, tuple[int, ...], tuple[int, ...]]]:
-        """For each x in another order: its name, the part of its first dimension that holds these rows, its
+        """For each x in another order: its name, the range of its first dimension that holds these rows, its
         size and its strides."""
         for i, size, strides in self.layouts:
             inner = prod(size[1:-1])
@@ -141,7 +142,7 @@ class Operands:
             yield self._numbered("x")[i], held, size, strides
 
     def copies(self, step: Copy) -> Iterator[tuple[Sequence[Region], Sequence[Region]]]:
-        """The copies of a step: those between scratch and what is divided, one for each weight."""
+        """The copies of a step; one for each weight if they involve x (reduce-scatter) or out (gather)."""
         divided = "x" if self.scatters else "out"
         if len(self.widths) == 1 or divided not in (step.sources[0].buffer, step.targets[0].buffer):
             yield step.sources, step.targets
@@ -150,11 +151,11 @@ class Operands:
             yield [self._part(s, i) for s in step.sources], [self._part(t, i) for t in step.targets]
 
     def scale_of_rows(self, rows: Region) -> Strided:
-        """The scales of some rows of x, or the one of all."""
+        """The view of the scales of some rows of x, or of the single scale."""
         return ((rows.rows, 1), (1, 1), rows.row) if self.scale_rows else ((), (), 0)
 
     def scale_of_columns(self, b: Region) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:
-        """The scales of some columns of a weight, or the one of all."""
+        """Name and view of the scales of some columns of a weight, or of its single scale."""
         i = 0 if b.buffer == "w" else int(b.buffer.removeprefix("w."))
         if not self.scale_columns[i]:
             return f"scale.b.{i}", (), (), 0
@@ -162,7 +163,7 @@ class Operands:
 
 
 def given_name(x: str) -> str:
-    """What the caller gave for an x whose rows lie in another order."""
+    """Name of the caller's tensor for an x whose rows have another memory order."""
     return f"{x}.given"
 
 
@@ -176,7 +177,7 @@ def out_dtype(call: Call, dtype: torch.dtype) -> torch.dtype:
 def check_operands(
     call: Call, xs: Sequence[torch.Tensor], ws: Sequence[torch.Tensor], scales: Sequence[torch.Tensor] = ()
 ) -> None:
-    """Refuse what cannot be multiplied, and say which sizes do not fit."""
+    """Raise UsageError for tensors that cannot be multiplied; the error names the sizes that do not fit."""
     for i, w in enumerate(ws):
         x = xs[i] if len(xs) > 1 else xs[0]
         if x.dim() < 2 or w.dim() != 2:
@@ -237,7 +238,7 @@ def _check_scales(
 
 @cache
 def scales_rows_on_cpus() -> bool:
-    """Whether this torch has fp8 matmuls on CPUs with a scale for each row and column (2.11 has not)."""
+    """Whether this torch has fp8 matmuls on CPUs with a scale for each row and column (2.11 does not)."""
     x, one = torch.zeros(16, 16).to(FP8_DTYPES[0]), torch.ones(16, 1)
     try:
         torch._scaled_mm(x, x.t(), one, one.t(), out_dtype=torch.bfloat16)

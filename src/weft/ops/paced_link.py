@@ -1,4 +1,4 @@
-"""The link to peers of a node profile (`weft.comm.paced_peers`): transfers that take the node's time."""
+"""The link to peers of a node profile (`weft.comm.paced_peers`): transfers take as long as on that node."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from weft.sim.fabric import default_topology
 
 
 class PacedLink(HostLink):
-    """Peers are data on this GPU. What they send is put in place when the operation is prepared.
+    """Peers are data on this GPU. The data that they send is put in place when the operation is prepared.
 
-    By copy engines each step is a delay at the whole rate of the engines; where each peer has a link of its
-    own (mesh), a round is one delay at the rate of a link. By SMs a round is one kernel, as with NCCL.
+    With copy engines, each step is a delay at the full rate of the engines; if each peer has its own link
+    (mesh), each round is one delay at the rate of a link. With SMs, a round is one kernel, as with NCCL.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class PacedLink(HostLink):
         lanes: Sequence[Any],
         delay: Callable[[int, int], int],
     ) -> None:
-        """`delay`: holds up a stream for so many nanoseconds; returns a CUDA error code."""
+        """`delay`: (stream, nanoseconds) delays a stream and returns a CUDA error code."""
         super().__init__(schedule, peers, engine, driver, lanes)
         self._paced, self._delay = peers, delay
         spec = GPU_PRESETS.get(peers.node.gpu)
@@ -41,7 +41,7 @@ class PacedLink(HostLink):
         self._issued: set[tuple[int, int]] = set()
 
     def end(self, program: Program) -> Transfer | None:
-        """What was put in place is there before the first call, whichever stream that is on."""
+        """Wait until all data is in place, so that the first call may use any stream."""
         if program.device.type == "cuda":
             torch.cuda.current_stream(program.device).synchronize()
         return None
@@ -59,7 +59,7 @@ class PacedLink(HostLink):
         return made
 
     def _paced_step(self, step: Send | Recv) -> Transfer:
-        """The time of a step, or of its round, of which the first step takes all of it."""
+        """A transfer that takes a step's time. If a round is timed as a whole, its first step takes all."""
         lane = 0 if self._engine == "sm" or isinstance(step, Recv) else 1
         if self._engine == "dma" and not self._mesh:
             return Transfer(lane, [self._held_up(lane, self._paced.copy_us(step.bytes))])

@@ -1,8 +1,8 @@
-"""Pick a schedule and an engine from sizes alone, and say why. Nothing is measured.
+"""Picks a schedule and an engine from sizes alone, and explains the pick. Nothing is measured.
 
-An estimate decides, in constant time, where it is sure. Otherwise the candidates whose estimates are close to
-the best are simulated, and the simulator decides: where several are close, where the gain over serial is
-small, and where the estimate is rough (below PCIe switches, on a ring with few DMA engines).
+A constant-time estimate decides if it is clear. It is not clear if several candidates are close, if the gain
+over serial is small, or if the estimate is rough (below PCIe switches, on a ring with few DMA engines). Then
+the candidates whose estimates are close to the best are simulated, and the simulator decides.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from weft.ops.case import FUSED_ENGINES, Case, gemm, library_collective_s, sched
 from weft.ops.estimate import is_rough, seconds
 
 _MARGIN = 0.01
-"""What a schedule must gain over serial to be picked."""
+"""Smallest gain over serial, as a fraction of serial's time, for a schedule to be picked."""
 DOUBT = 0.25
-"""An estimated gain below this is simulated before it is believed, except of gathered whole shards."""
+"""Smaller estimated gains are confirmed by simulation, except for gathered whole shards."""
 CLOSE, CLOSE_ROUGH = 0.12, 0.25
-"""Estimates this close to the best may be in the wrong order. 99% of their errors are below 5%, but single
-ones reach this; the second where the estimate is rough (benchmarks/ops/fit_pick.py)."""
+"""Estimates this close to the best may be in the wrong order: 99% of their errors are below 5%, but some
+reach this. The second value is for rough estimates (benchmarks/ops/fit_pick.py)."""
 CONFIRMED, CONFIRMED_UNLIKE = 5, 3
-"""How many candidates are simulated where the estimate alone is not sure enough; fewer where ranks are not
-alike, because there a simulation takes ten times as long."""
+"""Most candidates to simulate if the estimate is not clear. The second value is for ranks with different
+routes, where a simulation takes ten times as long."""
 LEAST_GAIN_S = 1e-6
-"""A smaller gain is below the resolution of the latencies of launches and events, which are whole µs."""
+"""Smallest gain in seconds. Latencies of launches and events are known only to whole µs."""
 _TIE = 0.002
-"""Estimates this close are equal."""
+"""Estimates within this fraction of each other count as equal."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Pick:
     engine: str
     why: str
     seconds: float = 0.0
-    """By the estimate or, where it was in doubt, by simulation."""
+    """Expected time, from the estimate or, if that was not clear, from simulation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A schedule with an engine and its time by the estimate."""
+    """A schedule with an engine, and its estimated time."""
 
     schedule: str
     engine: str
@@ -65,8 +65,8 @@ def pick(
 ) -> Pick:
     """The schedule and engine for a fused operation of these sizes, as one rank sees them.
 
-    `gpu` is a preset's name or a profile file, `topology` mesh, nvswitch, ring, pcie or empty for the GPU's
-    usual one, `engines` those that are there. The same call is answered from memory.
+    `gpu`: name of a preset, or a profile file. `topology`: mesh, nvswitch, ring, pcie, or empty for the GPU's
+    usual one. `engines`: the available ones. Results are cached.
     """
     if not engines:
         raise UsageError(f"no engine to pick from; give one of {', '.join(FUSED_ENGINES)}")
@@ -98,13 +98,13 @@ def _least_gain_s(serial_s: float) -> float:
 
 
 def _first(found: Sequence[Estimate]) -> Estimate | None:
-    """The fastest; of those that are as good the first, from simple to fine, DMA before SMs."""
+    """The fastest; among equals the first, in the order of candidates: DMA before SMs, simple before fine."""
     least = min((e.seconds for e in found), default=0.0)
     return next((e for e in found if e.seconds <= least * (1 + _TIE)), None)
 
 
 def _sure(case: Case, found: Sequence[Estimate], serial: Estimate) -> Estimate | None:
-    """The fastest, where no other is close and its gain is beyond doubt."""
+    """The fastest, if no other is close and its gain is certain; else None."""
     best = _first(found)
     if best is None or is_rough(case):
         return None
@@ -118,7 +118,7 @@ def _sure(case: Case, found: Sequence[Estimate], serial: Estimate) -> Estimate |
 
 
 def _simulated(case: Case, found: Sequence[Estimate], serial: Estimate) -> Estimate | None:
-    """The fastest by simulation of those that may be; None where serial is, or none can be simulated."""
+    """The fastest by simulation among the close candidates; None if serial is, or none can be simulated."""
     from weft.ops.simulate import MAX_PERIOD, simulate
 
     if case.fabric.period > MAX_PERIOD:
@@ -143,7 +143,7 @@ def _simulated(case: Case, found: Sequence[Estimate], serial: Estimate) -> Estim
 
 
 def estimates(case: Case, engines: tuple[str, ...] = FUSED_ENGINES) -> list[Estimate]:
-    """The time of every candidate."""
+    """The estimated time of every candidate."""
     return [
         Estimate(name, engine, seconds(case, name, engine))
         for name, engine in schedule_candidates(case, engines)
@@ -151,7 +151,7 @@ def estimates(case: Case, engines: tuple[str, ...] = FUSED_ENGINES) -> list[Esti
 
 
 def why(case: Case, best: Estimate, serial: Estimate) -> str:
-    """One sentence."""
+    """Explain a pick in one sentence."""
     whole = gemm(case, case.rows, case.n, case.k)
     moved = case.shard_bytes * (case.ranks - 1)
     share = library_collective_s(case) / max(whole.seconds, 1e-12)

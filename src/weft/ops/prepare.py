@@ -1,6 +1,6 @@
-"""From a call to what runs: the sizes of the problem, the agreement of all ranks, the runner.
+"""Prepares a call: the sizes of the problem, the agreement of all ranks, the runner.
 
-A call is prepared once for its kind and kept with the group.
+Each kind of call is prepared once and cached with the group.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class ScheduleRunner(Protocol):
     """Whether a RuntimeError here may mean that a peer failed."""
 
     def run(self, tensors: Tensors) -> None:
-        """On the caller's tensors, in the order of `Operands.names`."""
+        """Run on the caller's tensors, in the order of `Operands.names`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
-    """A call that all ranks agreed on, with the memory it needs."""
+    """A call that all ranks agreed on, with its runner and scratch memory."""
 
     team: Team
     call: Call
@@ -71,9 +71,9 @@ def prepared_call(
     scales: Tensors = (),
     layouts: tuple[Layout, ...] = (),
 ) -> PreparedCall:
-    """The prepared call; x is two-dimensional. Counts the call.
+    """The prepared call, from the cache if possible. Counts the call. Each x is two-dimensional.
 
-    layouts: of those x that the call itself has to fill (`Operands.layouts`).
+    `layouts`: those of each x that the call fills itself (`Operands.layouts`).
     """
     team = team_of(group)
     team.calls += 1
@@ -113,7 +113,7 @@ def _prepare(
     problem = replace(problem, pieces=choice.pieces)
     schedule = build(call.operation, choice.schedule, problem, team.rank)
     operands = Operands.of(call, xs, ws, scales, layouts)
-    with torch.inference_mode(False):  # scratch made there could not be written elsewhere
+    with torch.inference_mode(False):  # inference tensors could not be written outside of inference mode
         runner = _runner(schedule, choice, agreement, operands, team)
     rows, columns = schedule.buffers["out"]
     widths = (columns,) if call.scatters else operands.widths
@@ -122,10 +122,10 @@ def _prepare(
 
 
 def _kind(call: Call, problem: Problem, facts: RankFacts) -> str:
-    """What makes a call one that the ranks have to agree on: what they have in common.
+    """The kind of a call, on which the ranks agree once: the facts that they have in common.
 
-    Where the schedule follows from the sizes, so do those sizes; but not the blocks of an all-to-all, which
-    each rank may change alone: there the schedule of the first call stays.
+    If the schedule follows from the sizes, the kind includes this rank's sizes. It never includes the given
+    blocks of an all-to-all, which a rank may change alone; the schedule of the first call then stays.
     """
     common = {name: fact for name, fact in facts.items() if not name.startswith("own ")}
     if call.schedule is None:
@@ -136,7 +136,7 @@ def _kind(call: Call, problem: Problem, facts: RankFacts) -> str:
 
 
 def problem_of(call: Call, xs: Tensors, ws: Tensors, rank: int, ranks: int) -> Problem:
-    """The sizes of a call, from what this rank knows."""
+    """The sizes of a call, as this rank knows them."""
     rows = xs[0].shape[0]
     shape: dict[str, Any] = {
         "n": ws[0].shape[1] if call.scatters else sum(w.shape[1] for w in ws),
@@ -168,7 +168,7 @@ def problem_of(call: Call, xs: Tensors, ws: Tensors, rank: int, ranks: int) -> P
 
 
 def _facts(call: Call, problem: Problem, x: torch.Tensor, choice: Choice, scales: Tensors) -> dict[str, Any]:
-    """What all ranks must have in common; `own …` may differ between ranks."""
+    """The facts about a call that must be equal on all ranks, except those named `own …`."""
     facts: dict[str, Any] = {
         "operation": call.operation,
         "dtype": str(x.dtype).removeprefix("torch."),

@@ -1,7 +1,7 @@
-"""A schedule made ready to run many times: its scratch memory, its views, its steps as a flat list.
+"""A schedule compiled to run many times: its scratch memory, its views, and instructions for its steps.
 
-Everything that does not depend on the caller's tensors is made once. A call makes its views of the caller's
-tensors in a few strided calls, then walks the list.
+Everything that does not depend on the caller's tensors is made once. A call creates its views of the caller's
+tensors with a few strided calls, then performs the instructions.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from weft.ops.steps import Add, Copy, Matmul, Region, Schedule, Step, runs
 MM, BMM, _COPY, SUM, WIDE_FIRST, WIDE_MORE, NARROW, ADDMM, BADDBMM, SCALED = range(10)
 
 Instruction: TypeAlias = tuple[int, Any, Any, Any]
-"""What to do, the slots of the views it reads (two) and writes. SCALED: pairs of view and scale."""
+"""Operation code, slots of the two views it reads, slot of the view it writes; -1: unused.
+
+SCALED has pairs: (view, scale) twice, then (view, whether to accumulate fast)."""
 
 Binding: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]
-"""Size, strides and offset of a view of the caller's tensor, and its slot; of several, their slots."""
+"""Size, strides and offset of a view of the caller's tensor, and its slot; all slots for a batch of views."""
 Views: TypeAlias = list[tuple[int, Any]]
-"""Slots and what is in them."""
+"""(slot, view) pairs."""
 
 _KEPT = 256
-"""Addresses of each of the caller's tensors that are remembered, with the views of those that came twice."""
+"""Most addresses to remember for each of the caller's tensors. Views are kept for addresses seen twice."""
 WIDE = "wide"
-"""The fp32 buffer that partial sums over k are added up in."""
+"""The fp32 buffer that accumulates partial sums over k."""
 
 
 class Program:
@@ -40,7 +42,7 @@ class Program:
         operands: Operands,
         memory: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """`memory`: scratch that something else owns, by name (symmetric memory)."""
+        """`memory`: scratch buffers owned by something else, by name (symmetric memory)."""
         self.schedule, self.operands = schedule, operands
         self.dtype, self.device = operands.dtype, operands.device
         self._callers = operands.names
@@ -68,7 +70,7 @@ class Program:
         self._strides[name] = (tensor.shape[1], 1)
 
     def view(self, *regions: Region) -> int:
-        """The slot of one region, or of several evenly spaced ones as a batch."""
+        """The slot of the view of one region, or of several evenly spaced regions as a batch."""
         first = regions[0]
         row, col = self._strides[first.buffer]
         size: tuple[int, ...] = (first.rows, first.cols)
@@ -97,7 +99,7 @@ class Program:
         return self._nothing
 
     def compute(self, step: Step) -> list[Instruction]:
-        """The instructions of a step that stays on this rank."""
+        """The instructions of a local step (not a send or a receive)."""
         if isinstance(step, Matmul):
             return [*self._fill(step.a), *self._matmul(step)]
         if isinstance(step, Copy):
@@ -114,9 +116,9 @@ class Program:
         raise TypeError(f"{step.id} is not local")
 
     def _fill(self, regions: Sequence[Region]) -> list[Instruction]:
-        """Copies of the rows of x that are read here first, where the caller's x has them in another order.
+        """Copies of those rows of x that this step is the first to read, if the caller's x has another order.
 
-        Steps are compiled in the order in which they run, so each row is copied once, as late as it can be.
+        Steps are compiled in the order in which they run, so each row is copied once, as late as possible.
         """
         made: list[Instruction] = []
         for region in regions:
@@ -163,7 +165,7 @@ class Program:
         return made
 
     def _scaled(self, a: Region, b: Region, c: Region) -> Instruction:
-        """`c` says which rows of the gathered x these are; of a reduce-scatter, `a` does."""
+        """A matmul with scales. Row scales follow the rows of `a` (reduce-scatter) or of `c` (gather)."""
         rows = a if self.schedule.scatters else c
         size, stride, offset = self.operands.scale_of_rows(rows)
         scale_a = self._slot("scale.a", size, stride, offset)
@@ -184,7 +186,7 @@ class Program:
         """Partial sums over k stay in fp32 until the last one."""
         if WIDE not in self.tensors:
             if self.device.type == "cuda":
-                mixed_matmuls(self.device, self.dtype)  # asked before a graph may be captured
+                mixed_matmuls(self.device, self.dtype)  # cache the answer before a CUDA graph is captured
             rows, cols = self.schedule.buffers["out"]
             self._add(WIDE, torch.empty(rows, cols, dtype=torch.float32, device=self.device))
         code = WIDE_MORE if step.accumulate else WIDE_FIRST
@@ -203,7 +205,7 @@ class Program:
         return self._slot(b.buffer, (times, b.rows, b.cols), (0, row, col), b.row * row + b.col * col)
 
     def finish(self) -> None:
-        """Group the views of the caller's tensors: evenly spaced ones of one shape are made by one call."""
+        """Group the views of the caller's tensors: one call makes all evenly spaced ones of a shape."""
         for source, name in enumerate(self._callers):
             alike: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
             for size, stride, offset, slot in self._wanted.get(name, []):
@@ -220,7 +222,7 @@ class Program:
                         self._bindings[source].append((batch, (step, *stride), start, slots))
 
     def bind(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """All views, with the caller's tensors in their places: in the order of `Operands.names`."""
+        """All views by slot, for the caller's tensors in the order of `Operands.names`."""
         slots: list[Any] = self._slots.copy()
         for source, tensor in enumerate(tensors):
             for slot, view in self._bound(source, tensor):
@@ -228,11 +230,11 @@ class Program:
         return slots
 
     def bind_again(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """The same, but views of an earlier call serve again where the memory is the same.
+        """Like `bind`, but reuses the views of an earlier call for tensors at the same addresses.
 
-        An allocator hands out the same addresses over and over, and 57 views cost 25 µs. From the second time
-        on a tensor's views are kept. They own nothing: they are for use during a call, while the caller holds
-        the memory. The tensors are remembered separately: in a model each layer has its own w.
+        An allocator hands out the same addresses repeatedly, and 57 views cost 25 µs. The views of a tensor
+        are kept from its second use on. They do not own their memory and are only used during a call, while
+        the caller holds it. Each tensor is remembered separately: in a model, each layer has its own w.
         """
         places = tuple([tensor.data_ptr() for tensor in tensors])
         slots = self._kept.get(places)
@@ -254,13 +256,13 @@ class Program:
         return slots
 
     def forget_views(self) -> None:
-        """As if no tensor had come before."""
+        """Forget all addresses and views."""
         self._kept.clear()
         for views_at in self._views_at:
             views_at.clear()
 
     def _remember(self, source: int, tensor: torch.Tensor, place: int, again: bool) -> Views:
-        """The views of a tensor. Of one that came before they are kept, else only its address."""
+        """The views of a tensor. If it was used before (`again`), keep them; else only its address."""
         views_at = self._views_at[source]
         if again:
             with torch.inference_mode(False):
@@ -284,7 +286,7 @@ class Program:
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory, not owned; the tensor itself where this torch has no such thing."""
+    """A tensor on the same memory that does not own it; the tensor itself if this torch cannot make one."""
     make = getattr(torch._C, "_construct_storage_from_data_pointer", None)
     if make is None or not tensor.numel():
         return tensor
@@ -295,7 +297,7 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _consecutive(places: Sequence[int]) -> list[tuple[int, int]]:
-    """First and count of each run of consecutive numbers."""
+    """First number and length of each run of consecutive numbers."""
     starts = [i for i, place in enumerate(places) if not i or place != places[i - 1] + 1]
     ends = [*starts[1:], len(places)]
     return [(places[start], end - start) for start, end in zip(starts, ends, strict=False)]
@@ -314,7 +316,7 @@ def _evenly_spaced(places: list[tuple[int, int]]) -> list[list[tuple[int, int]]]
 
 
 def perform(slots: list[Any], instruction: Instruction) -> None:
-    """Do one instruction on the current stream."""
+    """Perform one instruction on the current stream."""
     code, a, b, c = instruction
     if code == MM:
         torch.mm(slots[a], slots[b], out=slots[c])
@@ -356,7 +358,7 @@ def _scaled_matmul(slots: list[Any], a: tuple[int, int], b: tuple[int, int], c: 
 
 @cache
 def mixed_matmuls(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this torch multiplies two of this dtype into fp32; where not, they are widened first."""
+    """Whether this torch can multiply matrices of this dtype into fp32; if not, they are widened first."""
     one = torch.ones(16, 16, device=device, dtype=dtype)
     total = torch.ones(16, 16, device=device)
     try:

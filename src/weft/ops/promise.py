@@ -1,7 +1,7 @@
-"""Whether a fused operation is expected to be faster than the collective and the GEMM one after the other.
+"""Decides whether a fused operation is expected to be faster than the collective and the GEMM in sequence.
 
-Used where weft replaces a program's operations: nothing is replaced unless a gain is expected. The answer
-must be the same on all ranks: it is rank 0's, or follows only from sizes that all ranks have in common.
+weft replaces a program's operations only if it expects a gain. The answer must be the same on all ranks: it
+is rank 0's, or depends only on sizes that all ranks have in common.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from weft.shim.inject import BY_PICK, OPS_VARIABLE, REPLACE_ALL
 _log = logging.getLogger("weft.ops")
 
 EVERYWHERE = "hetero-fused-1d"
-"""The schedule to use when everything is replaced."""
+"""The schedule to use if everything is replaced."""
 LEAST_TRANSFER_S = 20e-6
-"""A shorter transfer is not replaced: it could gain no more than a call costs on the CPU (docs/ops.md)."""
+"""Shorter transfers are not replaced: they cannot gain more than a call costs on the CPU (docs/ops.md)."""
 
 
 def replaces_all() -> bool:
@@ -35,7 +35,7 @@ def replaces_all() -> bool:
 
 
 def replaces_on(device: torch.device) -> bool:
-    """Whether anything is replaced on this kind of device. There is no pick for CPUs."""
+    """Whether anything is replaced on this device: CPUs only in the mode that replaces everything."""
     return replaces_all() or (device.type == "cuda" and os.environ.get(OPS_VARIABLE) == BY_PICK)
 
 
@@ -44,7 +44,7 @@ def forced_schedule() -> str | None:
 
 
 def promised(team: Team, call: Call, problem: Problem, x: torch.Tensor) -> bool:
-    """Whether rank 0 expects a gain; the first call for these sizes exchanges messages between all ranks."""
+    """Whether rank 0 expects a gain. The first call for these sizes exchanges messages between all ranks."""
     if replaces_all():
         return x.dtype in DTYPES and _can_move(team, x)
     columns = problem.n if call.scatters else problem.k
@@ -61,7 +61,7 @@ def promised(team: Team, call: Call, problem: Problem, x: torch.Tensor) -> bool:
 
 
 def _can_move(team: Team, x: torch.Tensor) -> bool:
-    """Whether x can move between the ranks: a program whose group has no means for it is left unchanged."""
+    """Whether x can be moved between the ranks. If not, the program is left unchanged."""
     if x.device.type != "cuda" or team.size == 1:
         return True
     from weft.ops.engines import can_move
@@ -70,7 +70,7 @@ def _can_move(team: Team, x: torch.Tensor) -> bool:
 
 
 def fits_graph(operation: str, rows: int, columns: int, ranks: int, x: Any, group: str) -> bool:
-    """`may_gain` for a compiled graph, whose group must have NCCL: while compiling, no rank may be asked."""
+    """`may_gain` for a compiled graph. Its group must have NCCL, since ranks cannot communicate here."""
     if not may_gain(operation, rows, columns, ranks, x):
         return False
     if x.device.type != "cuda" or replaces_all():
@@ -84,7 +84,7 @@ def fits_graph(operation: str, rows: int, columns: int, ranks: int, x: Any, grou
 
 
 def graph_conditions() -> tuple[str | None, tuple[str, ...]]:
-    """What `fits_graph` depends on besides the graph and weft's files: the mode, and groups without NCCL."""
+    """What `fits_graph` depends on besides the graph and weft's code: the mode, and groups without NCCL."""
     mode = os.environ.get(OPS_VARIABLE)
     if mode == REPLACE_ALL or not dist.is_available() or not dist.is_initialized():
         return mode, ()
@@ -103,7 +103,7 @@ def _expects(call: Call, problem: Problem, x: torch.Tensor, team: Team) -> bool:
 
 
 def may_gain(operation: str, rows: int, columns: int, ranks: int, x: Any) -> bool:
-    """Whether a transfer of rows by columns is long enough to be worth hiding, whatever the weight."""
+    """Whether a transfer of `rows` by `columns` is long enough to be worth hiding, whatever the weight."""
     if x.dtype not in DTYPES:  # the operation would reject it
         return False
     if replaces_all():

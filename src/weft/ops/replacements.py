@@ -1,4 +1,4 @@
-"""What `weft run --ops` replaced in the processes of a job. Imports neither torch nor numpy."""
+"""Counts what `weft run --ops` replaced in the processes of a job. Imports neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from weft.shim.job_folder import read_object
 
 FILES = "ops.{}.json"
-"""In the job's folder, by process."""
+"""Name of a process's report in the job's folder, by process id."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Replacements:
 
 
 def read_replacements(folder: Path) -> dict[str, Any]:
-    """Of all processes of a job, and a sentence about the first rank."""
+    """The replacements in all processes of a job, and a sentence about the lowest rank that has any."""
     found = [read_object(path) for path in sorted(folder.glob(FILES.format("*")))] if folder.is_dir() else []
     busy = sorted((each for each in found if each.get("operations")), key=lambda each: int(each["rank"]))
     first = busy[0] if busy else next((each for each in found if _reason(each)), None)
@@ -49,7 +49,7 @@ def read_replacements(folder: Path) -> dict[str, Any]:
 
 
 def _reason(process: dict[str, Any]) -> str:
-    """Why nothing was replaced in a process that had something to replace; empty where it had nothing."""
+    """Why nothing was replaced in a process that had candidates; empty if it had none."""
     if process.get("unreachable"):
         return str(process["unreachable"])
     return f"{process['too_small']} patterns are too small to gain" if process.get("too_small") else ""

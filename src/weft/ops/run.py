@@ -1,4 +1,4 @@
-"""One call without its gradient: from the caller's tensors to the results."""
+"""Runs one call without its gradient, from the caller's tensors to the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from weft.ops.teams import team_of
 
 
 class Ran(NamedTuple):
-    """What a call made: a result for each weight, shaped like x except for the first and last dimension."""
+    """The outcome of a call. A gather has a result for each weight, a reduce-scatter has one.
+
+    Results have the shape of x except for the first and the last dimension.
+    """
 
     outs: list[torch.Tensor]
     prepared: PreparedCall
@@ -39,7 +42,7 @@ def run_call(
     outs: Tensors | None = None,
     scales: Tensors = (),
 ) -> Ran:
-    """Run an operation. One x and several w for a gather, as many x as w for a reduce-scatter."""
+    """Run an operation. A gather has one x and one or more w; a reduce-scatter has as many x as w."""
     flats, given, ws, prepared = prepare_call(call, xs, ws, group, scales, whole=outs is not None)
     if outs is None:
         results = [flats[0].new_empty(shape, dtype=prepared.out_dtype) for shape in prepared.out_shapes]
@@ -61,11 +64,11 @@ def run_call(
 def prepare_call(
     call: Call, xs: Tensors, ws: Tensors, group: Any, scales: Tensors = (), *, whole: bool = False
 ) -> tuple[Tensors, Tensors, Tensors, PreparedCall]:
-    """x as contiguous matrices, those x that the call copies there, w with one contiguous dimension, and the
-    prepared call.
+    """Returns each x as a contiguous matrix, the x that the call copies into these matrices, each w with one
+    contiguous dimension, and the prepared call.
 
-    A reduce-scatter copies rows that lie in another order (batch first) in front of the matmuls that read
-    them, so that transfers need not wait for the last row. whole: copy them here.
+    If rows have another memory order (batch first), a reduce-scatter copies them just before the matmuls that
+    read them, so that transfers need not wait for the last row. `whole`: copy them here instead.
     """
     flats: Sequence[torch.Tensor] = xs
     layouts: tuple[Layout, ...] = ()
@@ -82,16 +85,16 @@ def prepare_call(
             x.new_empty(prod(x.shape[:-1]), x.shape[-1]) if i in permuted else x.reshape(-1, x.shape[-1])
             for i, x in enumerate(xs)
         ]
-    flats = [flat.contiguous() for flat in flats]  # itself, where it is
+    flats = [flat.contiguous() for flat in flats]
     ws = [w if 1 in w.stride() else w.contiguous() for w in ws]
     given = [xs[i] for i, *_ in layouts]
     return flats, given, ws, prepared_call(call, flats, ws, group, scales, layouts)
 
 
 def _permuted(x: torch.Tensor) -> bool:
-    """Whether x is dense, with whole rows, in another order: there are few such layouts of one shape.
+    """Whether x is dense with contiguous rows in another order. A shape has few such layouts.
 
-    Any other x is copied at once: each of its layouts would need a prepared call with memory of its own.
+    Any other x is copied at once: each of its many layouts would need a prepared call with its own memory.
     """
     if x.is_contiguous() or x.stride(-1) != 1:
         return False
@@ -101,14 +104,14 @@ def _permuted(x: torch.Tensor) -> bool:
 
 
 def refuse(call: Call, group: Any, error: WeftError) -> None:
-    """Make every rank raise this error instead of the call."""
+    """Raise this error on every rank instead of making the call."""
     team = team_of(group)
     team.calls += 1
     team.refuse(call.operation, error)
 
 
 def _for_matrix(call: Call, x: torch.Tensor, group: Any) -> Call:
-    """The call for x as a matrix. What is split evenly is the first dimension, not the rows of the matrix."""
+    """The call for x as a matrix. An even split divides the first dimension of x, not the matrix rows."""
     if x.dim() < 2:
         raise UsageError(f"{call.operation}: A has {x.dim()} dimensions; it needs at least 2")
     team, inner = team_of(group), prod(x.shape[1:-1])
@@ -126,7 +129,7 @@ def _for_matrix(call: Call, x: torch.Tensor, group: Any) -> Call:
 
 
 def _for_all_rows(prepared: PreparedCall, scales: Tensors) -> list[torch.Tensor]:
-    """The scales, contiguous; those of rows are gathered like the rows themselves."""
+    """The scales, contiguous. Scales of rows are exchanged like the rows themselves."""
     if not scales:
         return []
     first, problem = scales[0], prepared.schedule.problem
@@ -140,7 +143,7 @@ def _for_all_rows(prepared: PreparedCall, scales: Tensors) -> list[torch.Tensor]
 
 
 def _shape(prepared: PreparedCall, x: torch.Tensor) -> tuple[int, ...]:
-    """Of a result, without its columns."""
+    """The shape of a result, without its columns."""
     inner, rows = prod(x.shape[1:-1]), prepared.out_shapes[0][0]
     if rows % inner:
         raise UsageError(
@@ -153,7 +156,7 @@ def _shape(prepared: PreparedCall, x: torch.Tensor) -> tuple[int, ...]:
 def _given(
     prepared: PreparedCall, flats: Tensors, x: torch.Tensor, ws: Tensors, outs: Tensors
 ) -> list[torch.Tensor]:
-    """The caller's own tensors for the results, as matrices."""
+    """The caller's tensors for the results, checked and viewed as matrices."""
     operation = prepared.call.operation
     if len(outs) != len(prepared.out_shapes):
         raise UsageError(f"{operation}: out has {len(outs)} tensors for {len(prepared.out_shapes)} results")
@@ -181,6 +184,6 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses between which a tensor lies."""
+    """The range of addresses of a tensor."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()

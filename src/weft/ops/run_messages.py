@@ -1,4 +1,4 @@
-"""Runs a schedule over send and receive of torch.distributed, one message per step: gloo on CPUs."""
+"""Runs a schedule with torch.distributed's send and receive, one message per step: gloo on CPUs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from weft.ops.teams import Team
 
 
 class MessageRunner:
-    """Sends and receives are posted as early as their data allows; a step waits only for what it reads."""
+    """Posts sends and receives as early as their data allows; a step waits only for the data it reads."""
 
     exchanges = True
-    """Whether a peer may have failed; not while this rank computes."""
+    """Whether an error now may be due to a peer; false while this rank computes."""
 
     def __init__(self, schedule: Schedule, program: Program, team: Team) -> None:
         self.program, self._group, self._patience = program, team.group, team.patience
@@ -65,7 +65,7 @@ class MessageRunner:
 
 
 class LocalRunner:
-    """A group of one: only matmuls."""
+    """Runs the matmuls of a group of one rank."""
 
     exchanges = False
 
@@ -81,5 +81,5 @@ class LocalRunner:
 
 
 def as_message(tensor: torch.Tensor) -> torch.Tensor:
-    """The same bytes in a dtype that gloo knows."""
+    """The same bytes in a dtype that gloo supports."""
     return tensor.view(torch.uint8) if tensor.dtype in FP8_DTYPES else tensor

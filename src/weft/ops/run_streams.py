@@ -1,8 +1,8 @@
 """Runs a schedule on a GPU: matmuls on the caller's stream, transfers on their own, events between them.
 
-What to issue is found once and written out as a function. A lane is a stream for transfers; work on a lane
-runs in order, so a matmul waits for the last transfer it needs on each lane, and a transfer for the last
-matmul it needs.
+The list of calls to issue is computed once and compiled to a function. A lane is a stream for transfers. Work
+on a lane runs in order, so a matmul waits only for the last transfer it needs on each lane, and a transfer
+waits only for the last matmul it needs.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _COMPUTE, DRIVER, WAIT, RECORD, CALL = range(5)
 
 @dataclass(slots=True)
 class Transfer:
-    """What a link does for a send or a receive."""
+    """The work that a link issues for a send or a receive."""
 
     lane: int
-    """Which transfer stream; -1: the caller's stream, where the data is needed."""
+    """Index of the transfer stream; -1: the caller's stream, just before the step that needs the data."""
     entries: list[CopyEntry] = field(default_factory=list)
     """Driver calls, in order."""
     call: Callable[[list[Any]], None] | None = None
-    """Or anything else; it gets the views and switches to its stream itself."""
+    """A function to call after the entries, with the views; it switches to its stream itself."""
     after: tuple[str, ...] = ()
-    """Steps to wait for besides the step's own."""
+    """Steps to wait for, in addition to those of the step."""
 
 
 class Link(Protocol):
-    """What moves bytes between this rank and its peers."""
+    """Moves bytes between this rank and its peers."""
 
     lanes: Sequence[int]
     """Stream handles."""
 
     def begin(self, program: Program) -> Transfer | None:
-        """What comes before the first transfer."""
+        """Work to issue before the first transfer; None if there is none."""
         ...
 
     def send(self, step: Send, program: Program) -> Transfer | None: ...
@@ -49,14 +49,14 @@ class Link(Protocol):
     def recv(self, step: Recv, program: Program) -> Transfer | None: ...
 
     def end(self, program: Program) -> Transfer | None:
-        """What comes after the last transfer."""
+        """Work to issue after the last transfer; None if there is none."""
         ...
 
 
 class StreamRunner:
-    """One schedule, its link and the list of what to issue."""
+    """Runs one schedule over one link."""
 
-    exchanges = False  # what fails on the way fails later, on the GPU
+    exchanges = False  # transfers are asynchronous: their failures show later, on the GPU
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class StreamRunner:
         self._made: list[int] = []
         self._start, self._finish = self._event(), [self._event() for _ in link.lanes]
         self._list: list[tuple[int, Any]] = []
-        self._transfers: dict[str, tuple[int, int]] = {}  # id → lane, place in the lane
+        self._transfers: dict[str, tuple[int, int]] = {}  # id → lane, position among all transfers
         self._matmuls: dict[str, int] = {}  # id → place on the caller's stream
-        self._order: list[str] = []  # the same, by place
-        self._waited = [-1] * len(link.lanes)  # the last matmul that each lane waited for
+        self._order: list[str] = []  # ids by place
+        self._waited = [-1] * len(link.lanes)  # place of the last matmul that each lane waited for
         self._events: dict[str, int] = {}
         self._compile(schedule)
         program.finish()
@@ -92,7 +92,7 @@ class StreamRunner:
         self._driver.give_back(self._made)
 
     def calls(self, slots: Any, stream: Any) -> list[tuple[Callable[..., Any], tuple[Any, ...], bool]]:
-        """All that a call issues, in order: function, arguments, and whether it returns an error code."""
+        """The calls to issue, in order: function, arguments, and whether it returns an error code."""
         driver, lanes = self._driver, self._link.lanes
         made: list[Any] = [(driver.record, (self._start, stream), True)]
         made += [(driver.wait, (lane, self._start, 0), True) for lane in lanes]
@@ -112,7 +112,7 @@ class StreamRunner:
         return made
 
     def _write(self) -> Callable[[list[Any], int], int]:
-        """The calls as a function of their own, written out: walking a list of 200 would cost 10 µs."""
+        """Generate a function that makes all calls: iterating over a list of 200 would cost 10 µs."""
         known: dict[str, Any] = {}
         names: dict[int, str] = {}
 
@@ -130,7 +130,7 @@ class StreamRunner:
         for function, arguments, coded in self.calls(_Given("slots"), _Given("stream")):
             call = f"{name(function)}({', '.join(name(value) for value in arguments)})"
             lines.append(f"    failed |= {call}" if coded else f"    {call}")
-        exec("\n".join([*lines, "    return failed"]), known)  # our own names and numbers only
+        exec("\n".join([*lines, "    return failed"]), known)  # contains only generated names and numbers
         written: Callable[[list[Any], int], int] = known["issue"]
         return written
 
@@ -192,13 +192,13 @@ class StreamRunner:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """Something that each call brings along, by name."""
+    """An argument of the generated function, by name."""
 
     name: str
 
 
 def ordered(schedule: Schedule) -> list[Step]:
-    """The steps as they are issued: the first transfers before a first matmul that needs none."""
+    """The steps in order of issue: the first transfers go before a first matmul that does not need them."""
     steps = list(schedule.steps)
     if steps and steps[0].id == "matmul.own" and len(schedule.matmuls) > 1:
         own = steps.pop(0)
@@ -210,7 +210,7 @@ def ordered(schedule: Schedule) -> list[Step]:
 def _last_by_lane(
     names: Sequence[str], transfers: dict[str, Transfer | None], places: dict[str, tuple[int, int]]
 ) -> list[str]:
-    """Of some transfers, the last one on each lane."""
+    """The last of the named transfers on each lane."""
     last: dict[int, str] = {}
     for name in names:
         if transfers.get(name) is not None and name in places:
@@ -221,7 +221,7 @@ def _last_by_lane(
 
 
 def _lasts(schedule: Schedule, transfers: dict[str, Transfer | None]) -> set[str]:
-    """The transfers that need an event."""
+    """The transfers that need an event, because a local step waits for them."""
     places: dict[str, tuple[int, int]] = {}
     for step in ordered(schedule):
         transfer = transfers.get(step.id)
@@ -235,7 +235,7 @@ def _lasts(schedule: Schedule, transfers: dict[str, Transfer | None]) -> set[str
 
 
 def _awaited(schedule: Schedule, transfers: dict[str, Transfer | None]) -> set[str]:
-    """The steps that some transfer waits for."""
+    """The steps that a transfer waits for."""
     found: set[str] = set()
     for step in schedule.steps:
         transfer = transfers.get(step.id)

@@ -1,7 +1,7 @@
-"""Schedules of a collective fused with a GEMM: lists of steps, as data. One definition, every executor.
+"""Schedules of a collective fused with a GEMM: lists of steps, as data. All runners use the same definition.
 
-A schedule says what one rank does: what it sends and receives, what it multiplies, copies and adds, and which
-step must be done before which. How long a step takes is left to whoever runs it.
+A schedule lists what one rank sends, receives, multiplies, copies and adds, and the order of these steps. It
+says nothing about the time that a step takes.
 
 | operation | x on each rank | moved | result on each rank |
 | --- | --- | --- | --- |
@@ -10,15 +10,15 @@ step must be done before which. How long a step takes is left to whoever runs it
 | `matmul_reduce_scatter` | m rows, k columns | rows of x @ w | its rows of the sum over ranks of x @ w |
 
 The names (`weft.policy.SCHEDULES`): `serial` moves everything, then multiplies (or multiplies, then moves);
-`shard` moves one rank's whole shard per round, in ring order. The finer ones cut every shard again, by
+`shard` moves one rank's whole shard per round, in ring order. The finer schedules cut each shard further, by
 default into as many pieces as there are ranks, so that each round exchanges one piece with every peer at
 once. `hetero`: the local shard is one large GEMM, which hides the first transfer (the last one of a
-reduce-scatter); `uniform`: it is cut like the rest. `fused`: a round is one GEMM; `unfused`: one per peer.
-`1d` pieces are rows; `2d` pieces are columns: of k, accumulated in the result, or of n where the GEMM is
-what moves.
+reduce-scatter); `uniform`: the local shard is cut like the others. `fused`: one GEMM per round; `unfused`:
+one GEMM per peer. `1d` pieces are rows. `2d` pieces are columns: of k, accumulated in the result, or of n if
+the result of the GEMM is what moves.
 
-Steps that share a resource (the compute units, the link to one peer) run in list order. `after` holds what
-else a step waits for; it names only steps earlier in the list.
+Steps that share a resource (the compute units, the link to one peer) run in list order. `after` names the
+other steps that a step waits for; they are always earlier in the list.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OPERATIONS = ("all_gather_matmul", "matmul_reduce_scatter", "all_to_all_matmul")
 
 
 def build(operation: str, name: str, problem: Problem, rank: int) -> Schedule:
-    """The schedule of one rank. Every rank's has the same rounds, so that sends and receives match."""
+    """The schedule of one rank. All ranks' schedules have the same rounds, so sends and receives match."""
     if operation not in OPERATIONS:
         raise UsageError(f"operation {operation!r} is not known; use one of {', '.join(OPERATIONS)}")
     if name not in SCHEDULES:

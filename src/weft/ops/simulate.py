@@ -1,4 +1,4 @@
-"""Schedules on a simulated node: what a fused operation takes, what it loses and where, and its Timeline."""
+"""Simulates schedules on a node: the time of a fused operation, its losses by cause, and its Timeline."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from weft.sim.flow import Flowed, FlowNode, Task, flow
 from weft.timeline import Kind, Timeline
 
 MAX_PERIOD = 18
-"""Ranks that are simulated one by one where none stands for others."""
+"""Most ranks that can be simulated individually if none represents others."""
 
 
 @dataclass(frozen=True)
 class ScheduleResult:
-    """A schedule as it ran, for rank 0."""
+    """The simulation of one schedule; timeline and losses are rank 0's."""
 
     case: Case
     name: str
@@ -52,7 +52,7 @@ class ScheduleResult:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """What rank 0 did: its kernels on stream 0, a stream for the copies from each peer."""
+        """Timeline of rank 0: its kernels on stream 0, the copies from peer i on stream 100 + i."""
         shown = [i for i, task in enumerate(self.tasks) if task.rank == 0]
         shown.sort(key=lambda i: self.flowed.start_s[i])
         names = tuple(dict.fromkeys(self.tasks[i].name for i in shown))
@@ -79,21 +79,22 @@ class ScheduleResult:
 
 @dataclass(frozen=True)
 class Losses:
-    """Where the time of a schedule goes, in seconds; they add up to its time."""
+    """Where the time of a schedule goes: the seconds add up to its duration."""
 
     product_s: float
-    """The whole GEMM in one piece, alone."""
+    """Time of the whole GEMM in one piece, alone."""
     decomposition_s: float
-    """More, because it is cut."""
+    """Additional time because the GEMM is cut."""
     contention_s: float
-    """More, because copies run concurrently."""
+    """Additional time because copies run concurrently."""
     staging_s: float
     """Copies and sums on this rank."""
     exposed_s: float
-    """Nothing is computed: a transfer is waited for, or a launch."""
+    """Time in which nothing is computed: waiting for a transfer or a launch."""
     links_used: int
-    """Links into this rank that were busy at the same time, at most."""
+    """Most links into this rank that were busy at the same time."""
     links: int
+    """Links into this rank."""
 
     def to_dict(self) -> dict[str, float]:
         """Milliseconds, for JSON."""
@@ -105,7 +106,7 @@ class Losses:
 
 
 def simulate(case: Case, name: str, engine: str = "dma") -> ScheduleResult:
-    """One schedule of a case with one engine."""
+    """Simulate one schedule of a case with one engine."""
     if engine not in FUSED_ENGINES:
         raise UsageError(f"engine {engine!r} is not known; use one of {', '.join(FUSED_ENGINES)}")
     if case.fabric.period > MAX_PERIOD:
@@ -118,12 +119,12 @@ def simulate(case: Case, name: str, engine: str = "dma") -> ScheduleResult:
 
 
 def exhaustive(case: Case, engines: tuple[str, ...] = FUSED_ENGINES) -> list[ScheduleResult]:
-    """All candidates, simulated."""
+    """Simulate all candidates."""
     return [simulate(case, name, engine) for name, engine in schedule_candidates(case, engines)]
 
 
 def flow_node(case: Case, engine: str) -> FlowNode:
-    """What the tasks of a case share."""
+    """The resources that the tasks of a case share."""
     figures, joined = case.costs.profile.figures, case.fabric
     shared = {
         "fabric": joined,
@@ -144,7 +145,7 @@ def flow_node(case: Case, engine: str) -> FlowNode:
 
 
 def _tasks(case: Case, name: str) -> list[Task]:
-    """The steps of the ranks that stand for all. A Recv is the copy; a Send says when it may start."""
+    """Tasks for the steps of the ranks that represent all. A Recv is the copy; a Send sets its start."""
     schedules = [build(case.operation, name, case.problem, rank) for rank in range(case.fabric.period)]
     issued = [[step for step in schedule.steps if not isinstance(step, Send)] for schedule in schedules]
     order = [(rank, step) for rank, steps in enumerate(issued) for step in steps]
@@ -162,10 +163,10 @@ def _tasks(case: Case, name: str) -> list[Task]:
 def _given(
     schedules: Sequence[Schedule], index: Mapping[tuple[int, str], int], rank: int, step: Recv
 ) -> list[int]:
-    """What the peer must have done before its part can be pulled, on the rank that stands for the peer."""
+    """The tasks that the peer must finish before its part can be pulled, on the rank that represents it."""
     ranks, stand_in = schedules[0].problem.ranks, step.peer % len(schedules)
     send = schedules[stand_in].sends.get(((rank + stand_in - step.peer) % ranks, step.round))
-    if send is None:  # the last rows of an uneven split, which the stand-in does not have
+    if send is None:  # the stand-in does not have the last rows of an uneven split
         return []
     return [index[stand_in, before] for before in send.after if (stand_in, before) in index]
 
@@ -207,7 +208,7 @@ def _task(case: Case, rank: int, step: Step, after: tuple[int, ...], issue_s: fl
 
 
 def _library(case: Case) -> list[Task]:
-    """The collective of the vendor's library and the GEMM, one after the other."""
+    """The tasks of the serial schedule: the library's collective and the GEMM, in sequence."""
     whole = gemm(case, case.rows, case.n, case.k)
     compute = Task(
         name=f"matmul {case.rows}x{case.n}x{case.k}",
@@ -245,7 +246,7 @@ def _losses(result: ScheduleResult) -> Losses:
 
 
 def _last(joined: Fabric, source: int) -> tuple[int, ...]:
-    """The link by which copies from there come in."""
+    """The last link on the route from `source` to rank 0."""
     return joined.routes[source][0][-1:]
 
 

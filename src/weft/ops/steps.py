@@ -1,4 +1,4 @@
-"""What a schedule is made of: the sizes of a problem, regions of buffers, steps."""
+"""The data types of a schedule: the sizes of a problem, regions of buffers, steps."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ class Problem:
     """The sizes of one operation, as one rank sees them."""
 
     m: int
-    """Rows in all: of the gathered x, of the result to scatter, of this rank's x before an all-to-all."""
+    """Total rows: of the gathered x, of the result to scatter, or of this rank's x before an all-to-all."""
     n: int
-    """Columns of this rank's w. Ranks may differ in it, except for a reduce-scatter."""
+    """Columns of this rank's w. It may differ between ranks, except in a reduce-scatter."""
     k: int
-    """Columns of x, rows of w. Ranks may differ in it for a reduce-scatter only."""
+    """Columns of x and rows of w. It may differ between ranks only in a reduce-scatter."""
     ranks: int
     itemsize: int = 2
     """Bytes of one element."""
     pieces: int | None = None
-    """Cuts of a shard in the finer schedules; None: as many as ranks."""
+    """Pieces per shard in the finer schedules; None: as many as ranks."""
     rows: tuple[int, ...] | None = None
-    """Rows of each rank's shard; all-to-all: rows that each rank sends to this one. None: split evenly."""
+    """Rows of each rank's shard; all-to-all: rows that each rank sends to this one. None: an even split."""
     sent: tuple[int, ...] | None = None
-    """All-to-all only: rows that this rank sends to each. None: m split evenly."""
+    """All-to-all only: rows that this rank sends to each. None: an even split of m."""
     direct: bool = False
-    """Whether each part of a fused matmul is one of its own, instead of a permutation around one matmul."""
+    """Whether a fused matmul runs as one matmul per part, instead of permuting rows for a single matmul."""
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "ranks", "itemsize"):
@@ -47,13 +47,13 @@ class Problem:
 
     @property
     def cuts(self) -> int:
-        """Into how many pieces the finer schedules cut a shard."""
+        """Number of pieces into which the finer schedules cut a shard."""
         return self.pieces or self.ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A rectangle of a buffer, in elements."""
+    """A rectangle of a buffer; sizes in elements."""
 
     buffer: str
     row: int
@@ -68,7 +68,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Give `source` to a peer, whose `Recv` of the same round takes it."""
+    """Send `source` to a peer, whose `Recv` of the same round receives it."""
 
     id: str
     round: int
@@ -81,7 +81,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Recv:
-    """Take what a peer's `Send` of the same round gives; where copies are pulled, this is the copy."""
+    """Receive what a peer's `Send` of the same round sends. If copies are pulled, this step is the copy."""
 
     id: str
     round: int
@@ -94,7 +94,7 @@ class Recv:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy each source to its target, on this rank: staging, or a permutation of rows."""
+    """Copy each source to its target on this rank, to stage or permute rows."""
 
     id: str
     round: int
@@ -107,9 +107,9 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """One GEMM: the parts of `a`, stacked, times `b`; its rows go to the parts of `c`, or are added there.
+    """One GEMM: the stacked parts of `a` times `b`. Writes the parts of `c`, or adds to them if `accumulate`.
 
-    There are several parts only where `runs` finds at most two groups of evenly spaced, equal ones.
+    Without `Problem.direct`, several parts form at most two groups of evenly spaced, equal ones (see `runs`).
     """
 
     id: str
@@ -120,7 +120,7 @@ class Matmul:
     accumulate: bool
     after: tuple[str, ...]
     bytes: int
-    """Read and written, if each operand is touched once."""
+    """Bytes read and written if each operand is accessed once."""
     flops: int
 
     @property
@@ -131,7 +131,7 @@ class Matmul:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """`target` = the sum of the sources, one from each rank in rank order, rounded once."""
+    """Write the sum of the sources, one from each rank in rank order, to `target`; rounded once."""
 
     id: str
     round: int
@@ -147,7 +147,7 @@ Step: TypeAlias = Send | Recv | Copy | Matmul | Add
 
 @dataclass(frozen=True)
 class Schedule:
-    """What one rank does for one operation."""
+    """The steps of one rank for one operation."""
 
     operation: str
     name: str
@@ -155,16 +155,16 @@ class Schedule:
     rank: int
     steps: tuple[Step, ...]
     buffers: dict[str, tuple[int, int]]
-    """Rows and columns of every buffer. `x`, `w` and `out` are the caller's; the rest is scratch."""
+    """Rows and columns of every buffer. `x`, `w` and `out` are the caller's; all others are scratch."""
 
     @cached_property
     def sends(self) -> dict[tuple[int, int], Send]:
-        """By peer and round."""
+        """The sends, by peer and round."""
         return {(step.peer, step.round): step for step in self.steps if isinstance(step, Send)}
 
     @cached_property
     def recvs(self) -> dict[tuple[int, int], Recv]:
-        """By peer and round."""
+        """The receives, by peer and round."""
         return {(step.peer, step.round): step for step in self.steps if isinstance(step, Recv)}
 
     @property
@@ -177,7 +177,7 @@ class Schedule:
 
     @property
     def rounds(self) -> int:
-        """Rounds of communication."""
+        """Number of communication rounds."""
         return len({step.round for step in self.steps if isinstance(step, Send | Recv)})
 
     @property
@@ -194,12 +194,12 @@ class Schedule:
         return sum(step.bytes for step in self.steps if isinstance(step, Copy))
 
     def peers_at_once(self, round_: int) -> int:
-        """Peers that this rank receives from in a round."""
+        """Number of peers from which this rank receives in a round."""
         return sum(1 for _, at in self.recvs if at == round_)
 
 
 def runs(a: Sequence[Region], c: Sequence[Region]) -> list[tuple[int, int]]:
-    """Groups (first, end) of parts that have equal rows and are evenly spaced in `a` and in `c`."""
+    """Groups (first, end) of consecutive parts of equal size that are evenly spaced in both `a` and `c`."""
     found: list[tuple[int, int]] = []
     first = 0
     for i in range(1, len(a) + 1):

@@ -1,6 +1,6 @@
-"""Styles for `torch.distributed.tensor.parallel.parallelize_module`: torch's own, with the gather fused.
+"""Styles for `torch.distributed.tensor.parallel.parallelize_module` with fused gathers and scatters.
 
-| style | takes the place of |
+| style | replaces |
 | --- | --- |
 | `SequenceColumnwise` | `ColwiseParallel(input_layouts=Shard(sequence))` |
 | `SequenceRowwise` | `RowwiseParallel(output_layouts=Shard(sequence))` |
@@ -18,7 +18,7 @@ from weft.ops.layers import SEQUENCE_DIM, ColumnParallelLinear, RowParallelLinea
 
 
 class SequenceStyle(ParallelStyle):  # type: ignore[misc,unused-ignore]
-    """What both styles have in common."""
+    """Base class of both styles."""
 
     layer: type[Any]
 
@@ -30,10 +30,10 @@ class SequenceStyle(ParallelStyle):  # type: ignore[misc,unused-ignore]
         use_local_output: bool = True,
         **options: Any,
     ) -> None:
-        """sequence_dim: the dimension of tokens, the second last if left out.
+        """`sequence_dim`: the dimension of tokens; by default the second last.
 
-        output_layouts: placement of the result, if not the natural one. use_local_output: return this rank's
-        tensor rather than a DTensor. `options`: schedule, engine, pieces or policy of the operation.
+        `output_layouts`: placement of the result; None: the natural one. `use_local_output`: return this
+        rank's tensor rather than a DTensor. `options`: schedule, engine, pieces or policy of the operation.
         """
         super().__init__()
         self.settings = {
@@ -53,12 +53,12 @@ class SequenceStyle(ParallelStyle):  # type: ignore[misc,unused-ignore]
 
 
 class SequenceColumnwise(SequenceStyle):
-    """Makes a layer a ColumnParallelLinear. Its input is sharded by tokens, its result by features."""
+    """Turns a layer into a ColumnParallelLinear. Its input is sharded by tokens, its result by features."""
 
     layer = ColumnParallelLinear
 
 
 class SequenceRowwise(SequenceStyle):
-    """Makes a layer a RowParallelLinear. Its input is sharded by features, its result by tokens."""
+    """Turns a layer into a RowParallelLinear. Its input is sharded by features, its result by tokens."""
 
     layer = RowParallelLinear

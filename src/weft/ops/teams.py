@@ -1,9 +1,9 @@
-"""A process group as the operations see it, and how its ranks agree on what they are about to do.
+"""Team: a process group whose ranks agree on each kind of call before they make it.
 
-The first call of a kind is checked through the group's key-value store: each rank posts what it is about to
-do and reads what the others posted. Later calls of that kind cost nothing. A kind is what all ranks have in
-common; what one rank may change alone (its blocks of an all-to-all) is prepared again there, without the
-others. If a rank fails or finds itself alone, what was posted tells both sides.
+At the first call of a kind, each rank posts the facts of its call in the group's key-value store and reads
+those of the others. Later calls of that kind cost nothing. A kind consists of the facts that all ranks have
+in common. If a rank changes what it may change alone (its blocks of an all-to-all), it prepares the call
+again without the others. If a rank fails or waits in vain, the posted facts explain why, on both sides.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _log = logging.getLogger("weft.ops")
 
 GRACE_S = 5.0
 GRACE_SHARE = 0.2
-"""The end of a group's timeout, at most so long: time for ranks to say which of them failed, and at what."""
+"""Time reserved at the end of a group's timeout for ranks to post which of them failed and why: this fraction
+of the timeout, but at most `GRACE_S`."""
 SPARE_SHARE = 0.25
-"""Of that time: what is left for a busy machine to raise the error in."""
+"""Fraction of the grace time reserved for raising the error on a busy machine."""
 DEFAULT_TIMEOUT_S = 300.0
 PROBLEM, _FAILED = " problem", "failed"
 
-KEPT = 32  # kinds of calls, and prepared calls, that a group remembers; each has its scratch memory
+KEPT = 32  # most kinds of calls, and most prepared calls, that a group keeps; each call has scratch memory
 
 RankFacts = Mapping[str, Any]
 
@@ -49,14 +50,14 @@ class PeerError(WeftError):
 
 @dataclass(slots=True)
 class TeamAgreement:
-    """What all ranks said about one kind of call, and what they made together for it."""
+    """The facts of all ranks about one kind of call, and the resources they share for it."""
 
     everyone: list[RankFacts]
     kind: str = ""
     memory: Any = None
-    """Symmetric memory, where there is any."""
+    """Symmetric memory; None if there is none."""
     joined: bool = False
-    """Whether the ranks have tried to make what they share."""
+    """Whether the ranks have set up their shared resources: symmetric memory, or the NCCL communicator."""
 
 
 class Team:
@@ -69,21 +70,22 @@ class Team:
         self.calls = 0
         self.prepared: OrderedDict[Any, Any] = OrderedDict()
         self.promises: dict[Any, bool] = {}
-        """By sizes: whether rank 0 expects a fused operation to gain (`weft.ops.promise`)."""
+        """Whether rank 0 expects a fused operation to gain, by operation and sizes (`weft.ops.promise`)."""
         self.reached: Any = None
-        """Of a group without NCCL: symmetric memory, through which GPU tensors can move between its ranks."""
+        """Symmetric memory that moves GPU tensors between the ranks of a group without NCCL; None: not tried,
+        or unavailable."""
         self.unreachable = ""
-        """Why they cannot."""
+        """Why GPU tensors cannot move between the ranks; empty if they can."""
         self._captured: list[Any] = []
         self._agreements: OrderedDict[str, TeamAgreement] = OrderedDict()
         self._store: Any = None
         self._posted = -1
-        self._answered = ""  # what this rank posted for the last exchange that all took part in
-        self._part = 0  # exchanges so far, beyond one per call
+        self._answered = ""  # key of this rank's entry in the last exchange that all ranks took part in
+        self._part = 0  # number of additional exchanges so far, beyond one per call
 
     @property
     def timeout_s(self) -> float:
-        """Of the group's backend, GPU or CPU."""
+        """Timeout of the group's GPU or CPU backend."""
         for device in ("cuda", "cpu"):
             try:
                 backend = self.group._get_backend(torch.device(device))
@@ -94,12 +96,12 @@ class Team:
 
     @property
     def grace_s(self) -> float:
-        """The time after a failed wait for data in which ranks say what they were doing."""
+        """Time after a failed wait for data in which ranks post what they were doing."""
         return min(GRACE_S, GRACE_SHARE * self.timeout_s)
 
     @property
     def patience(self) -> timedelta:
-        """How long to wait for data. The error that names a missing rank then comes within the timeout."""
+        """How long to wait for data, so that the error that names a missing rank comes within the timeout."""
         return timedelta(seconds=self.timeout_s - self.grace_s)
 
     @property
@@ -110,7 +112,7 @@ class Team:
         return self._store
 
     def agreement(self, kind: str, facts: RankFacts) -> TeamAgreement:
-        """What was agreed for calls of this kind; new ones are agreed on now, by all ranks."""
+        """The agreement on calls of this kind. For a new kind, all ranks agree now."""
         found = self._agreements.get(kind)
         if found is None:
             found = self._agreements[kind] = TeamAgreement(self.agree(facts), kind)
@@ -120,39 +122,39 @@ class Team:
         return found
 
     def keep(self, key: Any, prepared: Any) -> None:
-        """Remember a prepared call; the least recently used one is dropped."""
+        """Keep a prepared call; drops the least recently used one if there are too many."""
         self.prepared[key] = prepared
         if len(self.prepared) > KEPT:
             self.prepared.popitem(last=False)
 
     def hold(self, prepared: Any) -> None:
-        """Never drop a prepared call: a CUDA graph replays it, on the call's own scratch memory."""
+        """Keep a prepared call forever: a CUDA graph replays it on the call's scratch memory."""
         if not any(prepared is held for held in self._captured):
             self._captured.append(prepared)
 
     def used(self, key: Any, prepared: Any) -> None:
-        """Every rank does this for every call, so that all forget the same agreements."""
+        """Mark a prepared call as used. All ranks do so at every call, and so forget the same agreements."""
         self.prepared.move_to_end(key)
         self._agreements.move_to_end(prepared.agreement.kind)
 
     def drop(self, unwanted: Callable[[Any], bool]) -> None:
-        """Forget prepared calls and what was agreed for them; on all ranks alike."""
+        """Forget the unwanted prepared calls and their agreements. All ranks must do this alike."""
         for key in [key for key, prepared in self.prepared.items() if unwanted(prepared)]:
             self._agreements.pop(self.prepared.pop(key).agreement.kind, None)
 
     def tell(self, operation: str, error: WeftError) -> None:
-        """Say why this rank does not move its data, for those who then miss it."""
+        """Post why this rank does not move its data, for the ranks that wait for it."""
         if self.size > 1 and not getattr(self.group, "silent", False):
             said = {"operation": operation, "problem": str(error)}
             publish(self.store, self._key(self.rank) + PROBLEM, said)
             publish(self.store, f"{_FAILED}/{self.rank}", said)
 
     def refuse(self, operation: str, error: WeftError) -> None:
-        """Instead of agreeing: make every rank raise this error."""
+        """Raise this error on every rank, instead of agreeing."""
         self.agree({"operation": operation, "problem": str(error)})
 
     def agree(self, facts: RankFacts) -> list[RankFacts]:
-        """What every rank is about to do in this call; raises on every rank if they do not fit together."""
+        """Exchange the facts of a call; returns those of every rank. Raises on all ranks if they disagree."""
         if self.size == 1 or getattr(self.group, "silent", False):
             return [facts] * self.size
         everyone = self._exchange(facts, facts)
@@ -160,7 +162,7 @@ class Team:
         return everyone
 
     def all_can(self, facts: RankFacts, reason: str | None) -> str | None:
-        """None where every rank can do something (reason None); else the first reason, on every rank."""
+        """None if every rank can do something (its reason is None); else the first reason, on every rank."""
         if getattr(self.group, "silent", False):
             return reason
         self._part += 1
@@ -171,7 +173,7 @@ class Team:
         return None
 
     def _exchange(self, facts: RankFacts, own: RankFacts) -> list[Any]:
-        """What every rank posts. A rank that waits for data posts when its patience ends."""
+        """Post `own` and return what every rank posts. A rank that waits for data posts when it gives up."""
         keys = [self._key(rank) for rank in range(self.size)]
         try:
             self._post(own)
@@ -182,14 +184,14 @@ class Team:
             compare_facts([*map(self._said, range(self.size))])
             posted = {rank: said for rank, said in enumerate(everyone) if said is not None}
             raise self._missing(facts, posted, TimeoutError(f"no word for {self.timeout_s:.3g} s"))
-        # Every rank has read the exchange before this one: its entry can go.
+        # Every rank has read the previous exchange, so this rank's entry for it can be deleted.
         if self._answered:
             self.store.delete_key(self._answered)
         self._answered = keys[self.rank]
         return everyone
 
     def explain(self, facts: RankFacts, error: BaseException) -> WeftError:
-        """The error to raise after a transfer failed: what the other ranks were doing instead."""
+        """The error to raise after a failed transfer, which says what the other ranks were doing instead."""
         try:
             if self._posted != self.calls:
                 self._post(facts)
@@ -214,7 +216,7 @@ class Team:
         return self._absent(facts, f"{who} did not take part ({why})", error)
 
     def _failure(self, rank: int) -> str:
-        """Why a rank left an earlier call."""
+        """Why a rank failed in an earlier call; empty if it did not."""
         key = f"{_FAILED}/{rank}"
         try:
             if not self.store.check([key]):
@@ -226,7 +228,7 @@ class Team:
         return f"rank {rank} failed in an earlier {said['operation']}: {said['problem']}"
 
     def _lost(self, facts: RankFacts, error: BaseException) -> PeerError:
-        """The store is gone, and with it the process that hosts it."""
+        """The error to raise if the store, and so the process that hosts it, is gone."""
         who = "rank 0 of the job, which hosts the process group's store, did not take part (it ended)"
         return self._absent(facts, who, error)
 
@@ -249,7 +251,7 @@ class Team:
         return {rank: said for rank, said in found.items() if said is not None}
 
     def _said(self, rank: int) -> RankFacts | None:
-        """What a rank posted for this call: rather its problem than its facts."""
+        """What a rank posted for this call: its problem if it has one, else its facts; None if nothing."""
         key = self._key(rank)
         for each in (key + PROBLEM, key):
             if self.store.check([each]):
@@ -259,7 +261,7 @@ class Team:
 
 
 def compare_facts(everyone: list[RankFacts | None]) -> None:
-    """Raise unless all that is said fits together. A fact `problem` is a rank that cannot go on at all."""
+    """Raise DisagreementError unless all facts agree. A fact `problem` says that a rank cannot continue."""
     said = [(rank, facts) for rank, facts in enumerate(everyone) if facts is not None]
     for rank, facts in said:
         if "problem" in facts:
@@ -279,7 +281,7 @@ def compare_facts(everyone: list[RankFacts | None]) -> None:
 
 
 def _compare_blocks(said: list[tuple[int, RankFacts]]) -> None:
-    """All-to-all: what one rank sends is what the other expects."""
+    """All-to-all: check that each rank sends as many rows as its peer expects."""
     for rank, facts in said:
         for peer, other in said:
             sent, expected = facts.get("own sent"), other.get("own received")
@@ -298,7 +300,7 @@ _TEAMS: dict[Any, Team] = {}
 
 
 def team_of(group: Any) -> Team:
-    """The team of a group; None is torch's default group, or a team of one where there is none."""
+    """The team of a group. None stands for torch's default group or, without one, for a team of one rank."""
     if group is None:
         group = dist.group.WORLD if dist.is_initialized() else _ALONE
     team = _TEAMS.get(group)
@@ -318,7 +320,7 @@ def team_of(group: Any) -> Team:
 
 
 def _resolved(group: Any) -> Any:
-    """The process group of a mesh with one dimension, or of a name; anything else as it is."""
+    """The process group of a one-dimensional mesh or of a name; anything else is returned unchanged."""
     if isinstance(group, dist.DeviceMesh):
         if group.ndim != 1:
             raise UsageError(f"group is a mesh of {group.ndim} dimensions; give one, as in mesh['tp']")
@@ -338,7 +340,7 @@ def _forget_destroyed() -> None:
 
 
 class Alone:
-    """A group of one rank, where torch.distributed was not started."""
+    """A group of one rank, used if torch.distributed is not initialized."""
 
     def rank(self) -> int:
         return 0
@@ -351,7 +353,7 @@ _ALONE = Alone()
 
 
 def team_name(group: Any) -> str:
-    """A name by which `group_named` finds this group; empty for the default."""
+    """The name by which `group_named` finds this group; empty for the default group."""
     if group is None or isinstance(group, str):
         return group or ""
     if isinstance(group, dist.DeviceMesh):
@@ -366,7 +368,7 @@ def group_named(name: str) -> Any:
 
 
 def known_teams() -> list[Team]:
-    """The teams of all groups that made a call."""
+    """The teams of all groups that were used in a call."""
     return list(_TEAMS.values())
 
 

@@ -1,4 +1,4 @@
-"""Measure the schedules of one operation where it runs, and remember the fastest."""
+"""Measures the schedules of one operation on the machine where it runs, and stores the fastest."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ def tune(
     store: bool = True,
     **options: Any,
 ) -> Verdict:
-    """Race every schedule on every engine, on all ranks; the fastest is used for calls like this one.
+    """Race every schedule on every engine, on all ranks; later calls like this one use the fastest.
 
-    Serial stays unless another schedule is faster beyond doubt, also when both are measured again. `options`:
-    rows, or input_splits and output_splits. `store`: whether rank 0 writes the verdict to the store, from
-    which later processes on machines like this one take it. Times are of the slowest rank.
+    Serial stays unless another schedule is significantly faster, and is so again when both are re-measured.
+    `options`: rows, or input_splits and output_splits. `store`: whether rank 0 writes the verdict to the
+    store, from which later calls take it, in all processes on machines like this one. Times are those of the
+    slowest rank.
     """
     if operation not in OPERATIONS:
         raise UsageError(f"operation {operation!r} is not known; use one of {', '.join(OPERATIONS)}")
@@ -52,9 +53,9 @@ def tune(
 
     candidates = _candidates(team, x)
     for choice in candidates:
-        measure(choice)  # the first call of each prepares it
+        measure(choice)  # the first call of each candidate prepares it
     choice, verdict = decide(candidates, measure, rounds)
-    # Calls that were prepared before the verdict was known must not answer for it.
+    # Drop calls that were prepared before the verdict, so that they are prepared again with it.
     team.drop(lambda prepared: prepared.call.operation == operation and prepared.call.schedule is None)
     if store and team.rank == 0:
         name = workload(operation, _problem(operation, x, w, team, options), x.dtype, team.group)
@@ -65,7 +66,7 @@ def tune(
 def decide(
     candidates: Sequence[Choice], measure: Callable[[Choice], float], rounds: int = _ROUNDS
 ) -> tuple[Choice, Verdict]:
-    """Race the candidates, in ms; the serial ones are the baselines."""
+    """Race the candidates; `measure` returns ms. The serial candidates are the baselines."""
     baselines = [i for i, choice in enumerate(candidates) if choice.schedule == "serial"]
     labelled = [
         Candidate(_label(choice), Policy(schedule=choice.schedule, engine=choice.engine))
@@ -130,7 +131,7 @@ def _timed(
 
 
 def _slowest(team: Team, device: torch.device, ms: float) -> float:
-    """The same number on all ranks, so that all come to the same verdict."""
+    """The time of the slowest rank: the same number on all ranks, so that all reach the same verdict."""
     if team.size == 1 or getattr(team.group, "silent", False):
         return ms
     longest = torch.tensor(ms, dtype=torch.float64, device=device)

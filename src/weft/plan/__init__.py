@@ -1,18 +1,19 @@
-"""What a training step costs at scale: models, parallelism, network, overlap. Simulated, and labelled so.
+"""The cost of a training step at scale: models, parallelism, network, overlap. Simulated, and labelled so.
 
-Where to look, from the question to the answer:
+The modules, from the question to the answer:
 
-- the question: `options` (what a user can say), `user_files` (Hugging Face, torchtitan, Megatron and cluster
-  files), `request` (a TrainingJob from both)
-- the job: `models`, `model_presets`, `network`, `config` (TrainingJob, and what it refuses)
-- what a rank does: `compute` (kernels), `memory`, `pipeline` (stages and bubble)
-- what it sends: `traffic` (which collectives, overlapping which compute), `compression`, `collectives`
-  (seconds alone), `overlap` (what both take from each other, from the block-level simulator)
-- the step: `step` puts these together (Prediction)
+- the question: `options` (the command's options), `user_files` (Hugging Face, torchtitan and Megatron files),
+  `cluster` (cluster files), `request` (builds a TrainingJob from them)
+- the job: `models`, `model_presets`, `config` (TrainingJob and its checks); networks: `weft.gpu.network`
+- what a rank computes: `compute` (kernels), `memory`, `pipeline` (stages and bubble), `schedule` (pass order)
+- what it sends: `traffic` (the collectives, and the compute each can overlap with), `compression`, `overlap`
+  (how compute and collectives slow each other, from the block-level simulator); the time of a collective
+  alone: `weft.gpu.collectives`
+- the step: `step` combines these (Prediction)
 - the answers: `answer` (documents), `changes`, `sweep`, `scaling`, `launch` (files that start the job);
   `execution_trace`, `chakra` (its format)
-- the figures: `figures` (data/figures.json), `published` and `fit` (where they come from), `accuracy` (their
-  error by family), `calibrate` (others, by a trace)
+- the figures: `figures` (data/figures.json), `published` and `fit` (their sources and the fit), `accuracy`
+  (their error by family), `calibrate` (figures from a user's trace)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How far predictions are from published runs, by kind of job, each publication left out in turn.
+"""The error of predictions against published runs, by family of jobs.
 
-`benchmarks/plan/fit.py` predicts every published run with constants that were fitted without its source. From
-those errors come the mean error of a family and the interval that covers 90% of its runs (a split conformal
+`benchmarks/plan/fit.py` predicts every published run with constants that were fitted without its source.
+These errors give the mean error of a family and the interval that covers 90% of its runs (a split conformal
 interval over sources). `benchmarks/plan/validate.py` writes both to `data/accuracy.json`.
 """
 
@@ -27,20 +27,20 @@ TITLES = {
     "large": "more than 2,304 GPUs",
     "untested": "no published run of this GPU or precision",
 }
-"""The families and what they are."""
+"""The families of jobs, each with its title."""
 LONG_TOKENS = 32_768
 LARGE_GPUS = 2_304
 COVERAGE = 0.90
 TESTED_GPUS = frozenset({"a100-80gb", "h100", "h100-96gb", "h200", "h800"})
 TESTED_PRECISIONS = frozenset({"bf16", "fp16", "fp8"})
 _ENOUGH = 40
-"""Runs that a family needs for an interval of its own."""
+"""Fewest runs with which a family gets an interval of its own."""
 UNTESTED_FACTOR = 1.5
-"""Width of the interval of a job without published runs, relative to the widest measured one: a judgement."""
+"""Width of the interval of a job without published runs, relative to the widest measured one. A judgement."""
 
 
 def family(job: TrainingJob) -> str:
-    """The kind of job whose error applies: a key of `TITLES`."""
+    """The family whose error applies to a job: a key of `TITLES`."""
     if job.gpu.name not in TESTED_GPUS or job.precision not in TESTED_PRECISIONS:
         return "untested"
     if job.model.experts:
@@ -59,26 +59,26 @@ class Residual:
     source: str
     family: str
     log_error: float
-    """Logarithm of predicted over published step."""
+    """Logarithm of the predicted over the published step time."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Where the step of a job lies with 90% probability, in seconds."""
+    """The interval that contains a job's step time with 90% probability, in seconds."""
 
     low_s: float
     high_s: float
     family: str
     runs: int
-    """Published runs of the family that it rests on; 0: none, the width is a judgement."""
+    """Published runs of the family that the interval is based on; 0: none, the width is a judgement."""
     coverage_pct: float = 100 * COVERAGE
 
 
 def bounds(residuals: Sequence[float], coverage: float = COVERAGE) -> tuple[float, float]:
-    """Logarithms by which the true step may lie below and above the predicted one.
+    """Bounds on the logarithm of the true over the predicted step time.
 
-    Quantiles of the errors of runs that were left out, one rank further out for their small number; the
-    prediction itself is always inside.
+    These are quantiles of the errors of left-out runs, taken one rank further out because there are few runs.
+    The interval always contains the prediction itself.
     """
     ordered = sorted(-error for error in residuals)
     count = len(ordered)
@@ -88,7 +88,7 @@ def bounds(residuals: Sequence[float], coverage: float = COVERAGE) -> tuple[floa
 
 
 def family_bounds(residuals: Sequence[Residual], name: str) -> tuple[float, float]:
-    """The bounds of a family; where it has few runs, at least those of all runs together."""
+    """The bounds of a family. If it has few runs, they are at least as wide as the bounds of all runs."""
     mine = [row.log_error for row in residuals if row.family == name]
     every = bounds([row.log_error for row in residuals])
     if not mine:
@@ -100,7 +100,7 @@ def family_bounds(residuals: Sequence[Residual], name: str) -> tuple[float, floa
 
 
 def covered(residuals: Iterable[Residual]) -> list[tuple[Residual, bool]]:
-    """Whether each run lies in the interval that the runs of other sources give."""
+    """Each run, and whether it lies in the interval derived from the runs of other sources."""
     rows = list(residuals)
     found = []
     for row in rows:
@@ -110,7 +110,7 @@ def covered(residuals: Iterable[Residual]) -> list[tuple[Residual, bool]]:
 
 
 def summary(residuals: Sequence[Residual]) -> dict[str, Any]:
-    """Error and interval of each family and of all together, as `data/accuracy.json` keeps them."""
+    """Error and interval of each family, and the error of all runs, in the format of `data/accuracy.json`."""
     inside = covered(residuals)
     families = {}
     for name in TITLES:
@@ -148,7 +148,7 @@ def _share(flags: Sequence[bool]) -> float:
 
 @cache
 def known_error() -> dict[str, Any] | None:
-    """The error of the shipped constants, by family."""
+    """The error of the shipped constants, by family; None if it was never measured."""
     if not ACCURACY_FILE.exists():
         return None
     found: dict[str, Any] = json.loads(ACCURACY_FILE.read_text(encoding="utf-8"))
@@ -156,7 +156,10 @@ def known_error() -> dict[str, Any] | None:
 
 
 def error_of(job: TrainingJob, known: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-    """The error that applies to a job: that of its family; without one, the largest of all and no runs."""
+    """The error that applies to a job; None without a table.
+
+    It is the error of the job's family or, if that has none, a widened copy of the widest one, with 0 runs.
+    """
     table = known if known is not None else known_error()
     if not table or "families" not in table:
         return None
@@ -174,7 +177,7 @@ def error_of(job: TrainingJob, known: Mapping[str, Any] | None = None) -> dict[s
 def error_interval(
     job: TrainingJob, step_s: float, known: Mapping[str, Any] | None = None
 ) -> Interval | None:
-    """The 90% interval of a predicted step without weft's controls."""
+    """The 90% interval of a step predicted without weft's controls; None without a table of errors."""
     found = error_of(job, known)
     if found is None:
         return None
@@ -183,12 +186,12 @@ def error_interval(
 
 
 def kind(job: TrainingJob) -> str:
-    """Software and GPU of a job, as `known_error()["on"]` lists those with published runs."""
+    """Software and GPU of a job, in the form used by `known_error()["on"]`, which lists the tested ones."""
     return f"{job.software} on {job.gpu.name}"
 
 
 def unchecked(job: TrainingJob, error: Mapping[str, Any] | None) -> list[str]:
-    """A warning that the known error is of other software or other GPUs than this job has."""
+    """A warning if the known error was measured on other software or GPUs than this job's; else empty."""
     if not error or kind(job) in error["on"]:
         return []
     return [f"no published run of {kind(job)} was checked: the error may be larger"]

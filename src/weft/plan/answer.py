@@ -1,4 +1,4 @@
-"""The answer of `weft plan` as a document: one configuration, a sweep, scaling curves. All simulated."""
+"""The answers of `weft plan` as JSON documents: one configuration, a sweep, scaling curves. All simulated."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ SHOWN = (
     "precision",
     "software",
 )
-"""Fields of a job that the document has."""
+"""Fields of a job that its document contains."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One configuration: with weft's controls (or the policy that was asked for), and without any."""
+    """One configuration, predicted with weft's controls (or the requested policy) and without any."""
 
     job: TrainingJob
     prediction: Prediction
     without: Prediction
     others: tuple[Change, ...] = ()
-    """What other schedules and compressions would change, most first."""
+    """What other schedules and compressions would change, largest gain first."""
 
     @property
     def gain_pct(self) -> float:
-        """How much less time the step takes than without a control."""
+        """Reduction of the step time by the controls, in percent."""
         return 100.0 * (1.0 - self.prediction.step_s / self.without.step_s)
 
 
@@ -79,7 +79,7 @@ def job_document(job: TrainingJob) -> _Document:
 
 
 def policy_document(policy: Any) -> Any:
-    """A policy, a policy for each collective, or none."""
+    """The document of a policy, of a dict of policies by collective, or of None."""
     if isinstance(policy, Policy):
         return policy.to_dict()
     if isinstance(policy, dict):
@@ -110,7 +110,7 @@ def prediction_document(job: TrainingJob, found: Prediction) -> _Document:
 def expected(job: TrainingJob, step_s: float, error: _Document | None) -> _Document:
     """The job's family, its error, and the 90% interval of a step without weft's controls.
 
-    `error`: the table of `known_error`; without one there is no interval.
+    `error`: the table from `known_error`; if None, there is no interval.
     """
     found = error_interval(job, step_s, error) if error else None
     mine = error_of(job, error) if error else None
@@ -122,7 +122,7 @@ def expected(job: TrainingJob, step_s: float, error: _Document | None) -> _Docum
 
 
 def cost_document(job: TrainingJob, step_s: float, price: float = 0.0) -> _Document:
-    """GPU-hours of a step and of a billion tokens; money where a price of a GPU-hour is given."""
+    """GPU-hours of a step and of a billion tokens, and the cost in USD if `price` (per GPU-hour) is not 0."""
     hours = job.gpus * step_s / 3600
     billion = hours / job.tokens * 1e9
     return {
@@ -140,7 +140,7 @@ def document(
     error: _Document | None = None,
     price: float = 0.0,
 ) -> _Document:
-    """What `weft plan --json` prints for one configuration."""
+    """The output of `weft plan --json` for one configuration."""
     without = prediction_document(found.job, found.without)
     return {
         "kind": "plan",
@@ -161,7 +161,7 @@ def document(
 
 
 def pipeline_document(job: TrainingJob) -> _Document:
-    """The stages in order: layers, and which holds the embedding and the output."""
+    """The pipeline's schedule, bubble and drawing, and its stages in order: layers, and which is the head."""
     return {
         "schedule": job.schedule,
         "micro_batches": job.micro_batches,
@@ -179,7 +179,7 @@ def _asked(job: TrainingJob) -> str:
 
 
 def calibration_document(found: Calibration | None) -> _Document | None:
-    """What a trace changed."""
+    """The calibration: what the trace took, and the figures before and after. None without one."""
     if found is None:
         return None
     return {
@@ -191,7 +191,7 @@ def calibration_document(found: Calibration | None) -> _Document | None:
 
 
 def row_document(row: SweepRow) -> _Document:
-    """One way of a sweep."""
+    """One row of a sweep."""
     made = prediction_document(row.job, row.prediction)
     kept = (
         "step_time_s",
@@ -214,7 +214,7 @@ def row_document(row: SweepRow) -> _Document:
 def sweep_document(
     job: TrainingJob | None, found: Sweep, error: _Document | None = None, price: float = 0.0
 ) -> _Document:
-    """What `weft plan --sweep --json` prints. `job`: the requested job, if it can run without a split."""
+    """The output of `weft plan --sweep --json`. `job`: the requested job, None if not valid as given."""
     rows = [row_document(row) for row in found.rows]
     best = rows[0]
     fastest = found.rows[0].job
@@ -239,14 +239,14 @@ def sweep_document(
 
 
 def summarised(reasons: Iterable[str], most: int = 5) -> list[str]:
-    """The first few reasons, each once, and how many more there are."""
+    """The first `most` distinct reasons, and the number of further ones."""
     unique = list(dict.fromkeys(reasons))
     rest = len(unique) - most
     return unique[:most] + ([f"{rest} more reasons of the same kind"] if rest > 0 else [])
 
 
 def scaling_document(job: TrainingJob, curves: Iterable[Curve], error: _Document | None = None) -> _Document:
-    """What `weft plan --scale --json` prints."""
+    """The output of `weft plan --scale --json`."""
     drawn = list(curves)
     made = [_curve_document(curve) for curve in drawn]
     last = made[0]["points"][-1]["with_weft"]

@@ -1,6 +1,6 @@
-"""Compute times from a profiler trace of one rank: what its kernels took, by kind, without communication.
+"""Compute times from a profiler trace of one rank: the time of its kernels by kind, without communication.
 
-A kernel that overlapped with a collective was slowed by it: where it also ran alone, its time alone counts.
+A collective slows the kernels it overlaps with. If a kernel also ran alone, only its time alone counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.trace import kineto
 from weft.trace.record import Trace
 
 _KINDS = ("gemm", "attention", "optimizer", "elementwise")
-"""What a compute kernel does; the last is everything that the names of the others do not find."""
+"""Kinds of compute kernels; the last is for kernels whose names match none of the other kinds."""
 _NAMES = {
     "attention": re.compile(r"flash|fmha|sdpa|attention|attn", re.IGNORECASE),
     "gemm": re.compile(r"gemm|nvjet|cutlass|cublas|xmma|matmul|Cijk_|_mm_|wgmma", re.IGNORECASE),
@@ -33,14 +33,14 @@ _BACKWARD = re.compile(r"bwd|backward|bprop|_dkv|_dq|dgrad|wgrad", re.IGNORECASE
 _REDUCTION = re.compile(r"combine|reduce|convert|postprocess|preprocess|dot_do_o", re.IGNORECASE)
 _MAX_MATCHED = 1 << 12
 _ROUNDS = 12
-"""Passes over the figures until they agree; setting one changes the times of the others."""
+"""Iterations to fit the figures; setting one figure changes the times that the others produce."""
 MAX_GAP_NS = 1_000_000
-"""A longer pause is a wait, not the gap between two launches."""
+"""A longer pause counts as a wait, not as the gap between two launches."""
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """Seconds of one step on one GPU."""
+    """Times of one step on one GPU."""
 
     device_name: str
     steps: int
@@ -49,11 +49,11 @@ class MeasuredStep:
     optimizer_s: float
     elementwise_s: float
     gap_s: float
-    """Median pause between two kernels that follow each other on the busiest compute stream."""
+    """Median pause between consecutive kernels on the busiest compute stream."""
     launches: float
-    """Compute kernels of a step."""
+    """Compute kernels in a step."""
     beside_pct: float
-    """Share of compute time that only ever overlapped with communication: it may be slower than alone."""
+    """Percentage of compute time in kernels that never ran alone: communication may have slowed them."""
 
     @property
     def compute_s(self) -> float:
@@ -61,16 +61,16 @@ class MeasuredStep:
 
 
 def kernel_kind(name: str) -> str:
-    """What a compute kernel does, by its name."""
+    """The kind of a compute kernel, from its name."""
     head = name[:_MAX_MATCHED]
     return next((kind for kind, pattern in _NAMES.items() if pattern.search(head)), _KINDS[-1])
 
 
 def measure_trace(path: Path, layers: float) -> MeasuredStep:
-    """What the kernels of a trace took.
+    """The time of the kernels in a trace, per step.
 
-    `layers`: how often a step runs a layer forward on this GPU (its layers times the micro-batches). Steps
-    are counted by the profiler's marks, or else by the forward attention kernels.
+    `layers`: forward passes over a layer in a step of this GPU (its layers times the micro-batches). Steps
+    are counted by the profiler's marks or, without marks, by the forward attention kernels.
     """
     traces = kineto.read(path)
     trace = max(traces, key=lambda found: int((found.timeline.kind == Kind.COMPUTE).sum()))
@@ -85,7 +85,7 @@ def measure_trace(path: Path, layers: float) -> MeasuredStep:
     shared = 0.0
     names, which = np.unique(timeline.name[compute], return_inverse=True)
     blocks = timeline.resources.get("blocks", np.full(len(timeline), -1, dtype=np.int64))[compute]
-    # One kernel serves several shapes; its grid distinguishes most of them.
+    # One kernel name covers several shapes; the grid distinguishes most of them.
     for name, grid in {(int(n), int(b)) for n, b in zip(which, blocks, strict=True)}:
         mine = (which == name) & (blocks == grid)
         free = mine & alone
@@ -128,7 +128,7 @@ def _steps(trace: Trace, compute: npt.NDArray[np.intp], layers: float, path: Pat
 
 
 def _touches(timeline: Timeline, index: npt.NDArray[np.intp], comm: Intervals) -> npt.NDArray[np.bool_]:
-    """Whether each span overlapped with communication for a while."""
+    """Whether each span overlapped with communication at any time."""
     if not len(comm.start):
         return np.zeros(len(index), dtype=bool)
     start, end = timeline.start_ns[index], timeline.end_ns[index]
@@ -147,20 +147,21 @@ def _gap_ns(timeline: Timeline, compute: npt.NDArray[np.intp]) -> float:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Figures that reproduce a trace's compute, and what they replaced."""
+    """Figures that reproduce a trace's compute, and the values they replaced."""
 
     figures: Figures
     measured: MeasuredStep
     changes: tuple[tuple[str, float, float], ...]
-    """Name of a figure, before and after."""
+    """(name, value before, value after) of each figure."""
     model_s: float
-    """Compute of the step by the figures before, in seconds, to be compared with the trace's."""
+    """Compute time of the step with the original figures, in seconds, for comparison with the trace."""
 
 
 def calibrate(measured: MeasuredStep, job: TrainingJob, figures: Figures) -> Calibration:
-    """Set the software's figures so that the model takes what the trace took for each kind of kernel.
+    """Set the software's figures so that, for each kind of kernel, the model takes as long as the trace.
 
-    `job` is the one that was traced. Raises UsageError where it cannot have been: faster than the GPU can be.
+    `job` is the traced job. Raises UsageError if the trace cannot be of this job, such as matmuls faster than
+    the GPU's peak.
     """
     _check_possible(measured, job)
     before = figures.find(job.software)
@@ -184,7 +185,7 @@ def calibrate(measured: MeasuredStep, job: TrainingJob, figures: Figures) -> Cal
 
 
 def _check_possible(measured: MeasuredStep, job: TrainingJob) -> None:
-    """Whether the traced matmuls can have been this job's."""
+    """Raise UsageError if the traced matmuls cannot be this job's."""
     passes = 4 if job.recompute == "full" else 3
     tokens = job.tokens / (job.dp * job.cp)
     flops = 2.0 * passes * job.model.active_params * tokens / (job.tp * job.pp)
@@ -197,12 +198,12 @@ def _check_possible(measured: MeasuredStep, job: TrainingJob) -> None:
 
 
 def _layer_passes(job: TrainingJob) -> float:
-    """Forward passes over a layer in a step of one GPU."""
+    """Number of forward passes over a layer in a step of one GPU."""
     return job.model.layers / job.pp * job.micro_batches
 
 
 def _rank(job: TrainingJob, figures: Figures) -> Work:
-    """What one GPU computes in a step, by the model; the output's work is shared out over the stages."""
+    """The compute of one GPU in a step, as modelled; the output's work is divided evenly among the stages."""
     moe_share = job.model.moe_layers / job.model.layers
     plain, routed = layer(job, figures), layer(job, figures, moe=True) if moe_share else Pass()
     each = plain * (1 - moe_share) + routed * moe_share
@@ -211,14 +212,14 @@ def _rank(job: TrainingJob, figures: Figures) -> Work:
 
 
 def calibrated(path: Path, job: TrainingJob, figures: Figures) -> Calibration:
-    """Figures from the trace of a job."""
+    """Measure a trace of `job` and calibrate the figures with it."""
     found = measure_trace(path, _layer_passes(job))
     _check_gpu(found.device_name, job, path)
     return calibrate(found, job, figures)
 
 
 def _check_gpu(title: str, job: TrainingJob, path: Path) -> None:
-    """A trace of another GPU says nothing about this one; a name that no preset has is not judged."""
+    """Reject a trace of another GPU than the job's; a GPU that matches no preset is accepted."""
     words = title.lower().replace("-", " ").split()
     traced = next((name for name in GPU_PRESETS if name.split("-")[0] in words), None)
     if traced and traced.split("-")[0] != job.gpu.name.split("-")[0]:
@@ -228,7 +229,7 @@ def _check_gpu(title: str, job: TrainingJob, path: Path) -> None:
 
 
 def traced_job(job: TrainingJob, words: str) -> TrainingJob:
-    """The job of a trace: as planned, but for what `words` says, such as `layers=4 tp=1 gpus=2`."""
+    """The traced job: the planned one with the changes in `words`, such as `layers=4 tp=1 gpus=2`."""
     known = {"layers", "gpus", "tp", "pp", "cp", "ep", "dp", "micro_batch", "global_batch", "seq_len"}
     changes: dict[str, int] = {}
     for part in words.replace(",", " ").split():

@@ -1,8 +1,8 @@
 """Chakra execution traces, the format that ASTRA-sim and other network simulators read.
 
-A trace is a stream of protobuf messages, each behind its length as a varint: one GlobalMetadata, then Nodes.
-The field numbers are those of `schema/protobuf/et_def.proto` of mlcommons/chakra, schema version 0.0.4. Only
-what we write is encoded, so no protobuf library is needed.
+A trace is a stream of protobuf messages, each preceded by its length as a varint: one GlobalMetadata, then
+Nodes. The field numbers come from `schema/protobuf/et_def.proto` of mlcommons/chakra, schema version 0.0.4.
+This module encodes only the fields that weft writes, so it needs no protobuf library.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from functools import lru_cache
 CHAKRA_VERSION = "0.0.4"
 
 COMP, SEND, RECV, COLLECTIVE = 4, 5, 6, 7
-"""NodeType."""
+"""Values of Chakra's NodeType."""
 COLLECTIVE_TYPES = {"all_reduce": 0, "all_gather": 2, "all_to_all": 6, "reduce_scatter": 7}
-"""CollectiveCommType."""
+"""Values of Chakra's CollectiveCommType."""
 
 INT32 = frozenset({"comm_src", "comm_dst", "comm_tag", "comm_priority"})
-"""Attributes of 32 bits: Chakra's first feeder reads only `int32_val` of them, later ones read either."""
+"""Attributes written as 32-bit integers: Chakra's first feeder reads these only from `int32_val`; later ones
+also accept `int64_val`."""
 _VARINT, _LENGTH = 0, 2
 _SMALL = tuple(bytes([value]) for value in range(128))
 Value = bool | int | str
@@ -33,13 +34,13 @@ class ChakraNode:
     name: str
     type: int
     after: tuple[int, ...] = ()
-    """Identifiers of the nodes that must have ended."""
+    """Identifiers of the nodes that must end first."""
     duration_us: int = 0
     attributes: dict[str, Value] = field(default_factory=dict)
 
 
 def varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; negative numbers as 64-bit two's complement."""
+    """Seven bits per byte, lowest first; negative numbers as 64-bit two's complement."""
     if 0 <= value < 128:
         return _SMALL[value]
     value &= (1 << 64) - 1
@@ -65,8 +66,8 @@ def _text(tag: int, value: str) -> bytes:
 
 @lru_cache(maxsize=1 << 16, typed=True)
 def _attribute(name: str, value: Value) -> bytes:
-    """AttributeProto: bool_val 27, int32_val 7, int64_val 9, string_val 29; a oneof's member is written also
-    when zero.
+    """AttributeProto: bool_val 27, int32_val 7, int64_val 9, string_val 29. These are members of a oneof, so
+    zero is written too.
     """
     if isinstance(value, bool):
         payload = varint(27 << 3 | _VARINT) + varint(int(value))

@@ -1,4 +1,4 @@
-"""What one change to a job would do to its step: another pipeline, other collectives hidden, compression."""
+"""The effect of one change to a job on its step: pipeline, hidden collectives, compression, hardware."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ NAMES = {
 }
 COMPRESSIONS = ("bf16", "fp8", "int8", "powersgd:4", "topk:0.01", "zero++", "qwz")
 LEAST_PCT = 0.2
-"""Changes of the step below this are left out: the model does not know them that well."""
+"""Smaller changes of the step time are omitted: the model is not that accurate."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One change and what it does; negative percentages are a loss."""
+    """One change and its effect; a negative gain is a loss."""
 
     kind: str
     """`schedule`, `pipeline`, `compression` or `what-if` (another network, precision or recomputation)."""
     text: str
     option: str
-    """For the command line, where there is one."""
+    """The option for the command line; empty if there is none."""
     step_time_s: float
     gain_pct: float
 
@@ -42,7 +42,7 @@ class Change:
 def planned_changes(
     job: TrainingJob, found: Prediction, figures: Figures | None = None
 ) -> tuple[Change, ...]:
-    """The changes that matter, most gain first; losses by compression too, for they answer a question."""
+    """The changes that matter, largest gain first. Losses are included only for compression and what-if."""
     made = []
     for kind, text, option, what in _candidates(job, found, figures or shipped()):
         try:
@@ -79,7 +79,7 @@ def _candidates(
 
 
 def _what_if(job: TrainingJob) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-    """Other hardware and precision: what a planner asks about a cluster that is not bought yet."""
+    """Other networks, precisions and recomputation: questions about a cluster that is not bought yet."""
     if job.gpus > job.network.domain:
         for times, text in ((2.0, "a network twice as fast"), (0.5, "a network half as fast")):
             rail = job.network.rail_bytes_per_s * times

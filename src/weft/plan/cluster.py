@@ -22,26 +22,26 @@ KEYS = (
     *("oversubscription", "leaf_gpus", "latency_us", "nccl_tests"),
 )
 _LARGE_BYTES = 16e6
-"""Messages below this size do not show the bandwidth."""
+"""Smallest message whose time shows the bandwidth."""
 
 
 _RINGS = ("all_reduce", "all_gather", "reduce_scatter")
-"""Collectives whose time says what the network does."""
+"""Collectives whose time determines the network's bandwidth."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a file says about a cluster."""
+    """The cluster that a file describes."""
 
     network: Network
     gpu: str = ""
     """Empty: not stated."""
     gpus: int = 0
-    """All of them; 0: not stated."""
+    """GPUs of the whole cluster; 0: not stated."""
 
 
 def read_cluster(path: str | os.PathLike[str], gpu: str) -> Cluster:
-    """The cluster of a file. `gpu`: what it is made of where the file does not say."""
+    """Read a cluster from a file. `gpu`: its GPU if the file does not state one."""
     name, words = os.fspath(path), read_text(path)
     if "busbw" in words and read_tables(words):
         return from_nccl_tests(words, spec(gpu), usual_network(spec(gpu).name), name)
@@ -61,7 +61,7 @@ def read_cluster(path: str | os.PathLike[str], gpu: str) -> Cluster:
 
 
 def from_numbers(document: Mapping[str, Any], gpu: str, name: str) -> Cluster:
-    """A cluster by its numbers; `KEYS` are known."""
+    """A cluster from a table of numbers with keys from `KEYS`."""
     wrong = [key for key in document if key not in KEYS]
     if wrong:
         raise UsageError(f"--cluster {name}: {wrong[0]!r} is not known; there are {', '.join(KEYS)}")
@@ -101,7 +101,8 @@ def _number(document: Mapping[str, Any], key: str, name: str) -> float:
 
 
 def from_nccl_tests(words: str, gpu: GpuSpec, base: Network, name: str) -> Cluster:
-    """The network whose collectives take what nccl-tests measured on several nodes, by the model of plans."""
+    """The network for which the planner's model gives the collective time that nccl-tests measured on several
+    nodes."""
     tables = read_tables(words)
     hosts = max((table.hosts for table in tables), default=0)
     if hosts < 2:

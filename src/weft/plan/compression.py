@@ -1,14 +1,16 @@
-"""Compression of gradients and weights: what one collective becomes, and what it costs the GPU.
+"""Compression of gradients and weights: the collectives that replace a collective, and their cost on the GPU.
 
-One pure function, `apply`, turns a collective into the collectives that replace it, the kernels that
-compress and restore, and their seconds. Accuracy is not modelled: nothing here says whether a run converges.
+One pure function, `apply_compression`, turns a collective into the collectives that replace it, the kernels
+that compress and restore, and the kernels' time. Accuracy is not modelled: nothing here says whether a run
+converges.
 
-Where the counts come from
-  bf16, fp8  the same collective on narrower elements; fp8 with one scale for a tensor, summed by NCCL (since
+Sources of the byte counts
+  bf16, fp8  the same collective on narrower elements; fp8 with one scale per tensor, summed by NCCL (since
              2.24, from Hopper on), as FP8-LM (arXiv:2310.18313) does
   int8       sums of int8 overflow, so a reduction becomes all-to-alls of quantised pieces (within the node,
              then across), sums in full precision, and an all-gather of the quantised result (blocks of 256)
-  powersgd   arXiv:1905.13727, Algorithm 1: all-reduces of r n and r m numbers for an n x m matrix; error kept
+  powersgd   arXiv:1905.13727, Algorithm 1: all-reduces of r n and r m numbers for an n x m matrix, with error
+             feedback
   topk       values and 32-bit indices of every rank go to every rank: an all-gather that grows with the ranks
   zero++     arXiv:2306.10209: qwz gathers int8 weights, hpz gathers within the node in the backward pass, qgz
              reduces int4 gradients in two all-to-alls, within the node and then across
@@ -26,20 +28,20 @@ from weft.gpu.specs import GpuSpec
 
 METHODS = ("none", "bf16", "fp8", "int8", "powersgd", "topk", "qwz", "hpz", "qgz", "zero++")
 PARTS = ("qwz", "hpz", "qgz")
-"""What ZeRO++ is made of; `zero++` is all three."""
+"""The parts of ZeRO++; `zero++` uses all three."""
 
 STREAM_SHARE = 0.73
-"""Share of the peak memory rate of an elementwise kernel: 4.73 / 1.35 of 4.8 TB/s, fitted on an H200."""
+"""Fraction of peak memory bandwidth of an elementwise kernel: 4.73 / 1.35 of 4.8 TB/s, fitted on an H200."""
 LAUNCH_S = 5e-6
-"""A small kernel from launch to end where nothing hides it: an assumption."""
+"""Time of a small kernel from launch to end if nothing hides it. Assumed."""
 SCALE_BYTES = 4
 INT8_BLOCK = 256
 """Elements that share a scale in int8 and int4 blocks."""
 INDEX_BYTES = 4
 SECTOR_BYTES = 32
-"""What memory moves for one scattered element."""
+"""Bytes of memory traffic for one scattered element."""
 SELECT_PASSES = 4
-"""Reads of all elements by a radix selection of the k largest of 32-bit keys, 8 bits at a time."""
+"""Passes over all elements of a radix selection of the k largest 32-bit keys, 8 bits at a time."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,9 @@ class Method:
     rank: int = 4
     """PowerSGD: columns of the two factors."""
     density: float = 0.01
-    """Top-k: share of the elements that is sent."""
+    """Top-k: fraction of the elements that is sent."""
     parts: tuple[str, ...] = ()
-    """ZeRO++: which of qwz, hpz and qgz."""
+    """ZeRO++: those of qwz, hpz and qgz that are used."""
 
     def __str__(self) -> str:
         if self.name == "powersgd":
@@ -83,13 +85,13 @@ class Traffic:
     purpose: str
     """`gradient`, `weight`, or `weight-backward` for the second gather of a fully sharded layer."""
     elements: float
-    """Of the whole buffer: what is reduced, or what a rank has after the gather."""
+    """Elements of the whole buffer: the input of a reduction, or the result of a gather."""
     element_bytes: float
     ranks: int
     ranks_per_node: int = 1
-    """How many of the ranks share a node (an NVLink domain)."""
+    """Ranks of the group that share a node (an NVLink domain)."""
     matrices: tuple[Matrix, ...] = ()
-    """The shapes, for PowerSGD; the rest of `elements` is sent uncompressed."""
+    """Shapes of the matrices, for PowerSGD; elements outside of them are sent uncompressed."""
 
     @property
     def bytes(self) -> float:
@@ -112,13 +114,13 @@ class CompressionKernel:
 
     name: str
     bytes: float
-    """Through device memory."""
+    """Device memory traffic in bytes."""
     flops: float = 0.0
     launches: float = 1.0
-    """Launches whose latency shows: one after the other, too small to fill the GPU."""
+    """Launches whose latency is exposed: they run one after the other and are too small to fill the GPU."""
 
     def seconds(self, gpu: GpuSpec) -> float:
-        """On an otherwise idle GPU: bound by memory or by arithmetic, plus the launches."""
+        """Duration on an otherwise idle GPU: the longer of memory and arithmetic, plus the launches."""
         rate = gpu.flops("fp32") * 0.5
         return max(self.bytes / (STREAM_SHARE * gpu.memory_bytes_per_s), self.flops / rate) + (
             self.launches * LAUNCH_S
@@ -127,13 +129,13 @@ class CompressionKernel:
 
 @dataclass(frozen=True)
 class Compressed:
-    """What replaces one collective."""
+    """The replacement of one collective."""
 
     pieces: tuple[Piece, ...]
     kernels: tuple[CompressionKernel, ...] = ()
     compute_s: float = 0.0
-    """Of the kernels. They need the SMs and the memory that compute uses, so they are charged to compute in
-    full: nothing hides them."""
+    """Seconds of the kernels. They need the SMs and the memory bandwidth that compute uses, so nothing hides
+    them: they count fully as compute."""
 
 
 def parse(words: str) -> Method:
@@ -169,7 +171,7 @@ def _number(value: str, name: str, low: float, high: float, *, whole: bool) -> f
 
 
 def check_compression(method: Method, *, sharding: str, data_ranks: int, stages: int, gpu: GpuSpec) -> None:
-    """Reject a method that no software implements for this collective, or that has nothing to compress."""
+    """Reject a method that no software implements for such a job, or that has nothing to compress."""
     if method == NONE:
         return
     if data_ranks < 2:
@@ -197,7 +199,7 @@ def check_compression(method: Method, *, sharding: str, data_ranks: int, stages:
 
 
 def apply_compression(method: Method, traffic: Traffic, gpu: GpuSpec) -> Compressed:
-    """What replaces a collective under a method; the collective itself where the method leaves it alone."""
+    """The replacement of a collective under a method; the collective itself if the method does not apply."""
     plain = Compressed((_piece(traffic, traffic.kind, traffic.bytes),))
     if traffic.ranks < 2 or traffic.elements <= 0:
         return plain
@@ -220,7 +222,8 @@ def apply_compression(method: Method, traffic: Traffic, gpu: GpuSpec) -> Compres
 
 
 def kept_bytes(method: Method, elements: float, element_bytes: float, *, node: int, nodes: int) -> float:
-    """Bytes that a rank keeps for a method: the error that it feeds back, or a node's copy of the weights."""
+    """Bytes that a method keeps on a rank: the error to feed back, or its shard of the node's copy of the
+    weights."""
     if method.name in ("powersgd", "topk"):
         return elements * element_bytes
     return elements * 2.0 / node if "hpz" in method.parts and node > 1 and nodes > 1 else 0.0
@@ -236,7 +239,7 @@ def _narrow(traffic: Traffic, width: float, *, scaled: bool) -> Compressed | Non
         return None
     wide = traffic.element_bytes
     back = traffic.elements * _kept(traffic)
-    passes = wide if scaled else 0.0  # the largest magnitude is known only after a pass of its own
+    passes = wide if scaled else 0.0  # finding the largest magnitude takes a separate pass
     kernels = (
         CompressionKernel("narrow", traffic.elements * (wide + width + passes)),
         CompressionKernel("widen", back * (wide + width)),
@@ -245,12 +248,12 @@ def _narrow(traffic: Traffic, width: float, *, scaled: bool) -> Compressed | Non
 
 
 def _kept(traffic: Traffic) -> float:
-    """Share of the buffer that a rank holds after a reduction."""
+    """Fraction of the buffer that a rank holds after a reduction."""
     return 1.0 / traffic.ranks if traffic.kind == "reduce_scatter" else 1.0
 
 
 def _quantised(traffic: Traffic) -> Compressed | None:
-    """Int8 gradients: all-to-alls in place of the reduction, then a gather where all ranks want the sum."""
+    """Int8 gradients: all-to-alls instead of the reduction, then a gather if all ranks need the sum."""
     width = 1 + SCALE_BYTES / INT8_BLOCK
     if width >= traffic.element_bytes:
         return None
@@ -267,7 +270,7 @@ def _quantised(traffic: Traffic) -> Compressed | None:
 
 
 def _low_rank(traffic: Traffic, rank: int) -> Compressed | None:
-    """PowerSGD: two small all-reduces for the matrices, one for all other gradients."""
+    """PowerSGD: two small all-reduces for the matrices and one for all other gradients."""
     if traffic.kind != "all_reduce":
         return None
     wide = traffic.element_bytes
@@ -280,12 +283,12 @@ def _low_rank(traffic: Traffic, rank: int) -> Compressed | None:
     rest = max(traffic.elements - covered, 0.0)
     pieces = [_piece(traffic, "all_reduce", left * wide), _piece(traffic, "all_reduce", right * wide)]
     pieces += [_piece(traffic, "all_reduce", rest * wide)] if rest else []
-    # Each pass over a matrix: add the error (read two, write one), M Q (read), M^T P (read), P Q^T (write),
-    # keep the new error (read two, write one).
+    # Passes over a matrix: add the error (read two, write one), M Q (read), M^T P (read), P Q^T (write), keep
+    # the new error (read two, write one).
     kernels = (
         CompressionKernel("error feedback", 6 * covered * wide, 2 * covered, launches=2 * len(fit)),
         CompressionKernel("factors", 3 * covered * wide, 6 * covered * rank, launches=3 * len(fit)),
-        # Gram-Schmidt goes column by column; equal shapes go in one batch. Four launches for a column.
+        # Gram-Schmidt goes column by column with four launches each; equal shapes form one batch.
         CompressionKernel(
             "orthogonalise", 2 * left * wide * rank, 2 * left * rank, launches=4 * rank * len(fit)
         ),
@@ -294,7 +297,7 @@ def _low_rank(traffic: Traffic, rank: int) -> Compressed | None:
 
 
 def _sparse(traffic: Traffic, density: float) -> Compressed | None:
-    """Top-k: no sum on the way, so every rank gets every rank's values and adds them up itself."""
+    """Top-k: nothing is reduced on the way, so each rank gets all ranks' values and adds them up itself."""
     if traffic.kind != "all_reduce":
         return None
     n, wide = traffic.elements, traffic.element_bytes
@@ -326,9 +329,9 @@ def _zeropp(traffic: Traffic, parts: Sequence[str]) -> Compressed | None:
 
 
 def _two_hops(traffic: Traffic, width: float) -> Compressed:
-    """A sum of quantised elements: an all-to-all within the node, a sum, and again across the nodes.
+    """A sum of quantised elements: an all-to-all and a sum within the node, then the same across nodes.
 
-    One all-to-all of all ranks would send a node's share of the bytes as often as the node has ranks.
+    A single all-to-all over all ranks would send each node's share between nodes once per rank of a node.
     """
     n, wide, node = traffic.elements, traffic.element_bytes, max(1, traffic.ranks_per_node)
     nodes = max(1, traffic.ranks // node)

@@ -1,4 +1,4 @@
-"""Compute: seconds of matmuls, attention and the rest of a layer on one GPU."""
+"""Compute: seconds of a layer's matmuls, attention and elementwise kernels on one GPU."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from weft.plan.figures import (
 from weft.plan.models import Gemm
 
 TILE_M, TILE_N = LARGE_TILE
-REFERENCE_RATE = 989.4e12 / 132  # of one SM of an H100 in bf16, for which `GEMM_K_HALF` holds
-GEMM_K_HALF = 215.0  # depth at which an H100 reaches half of its rate: as the closed form of weft.gpu.cost
-GEMM_TAIL = 0.5  # how much of a ragged last wave is lost, 0 to 1: assumed, other kernels fill the rest
-USUAL_SHARE = 0.75  # of a layer's time in matmuls: where the shares of the peak hold
-BACKWARD_ATTENTION = 2.5  # flash attention computes the scores again: five matmuls instead of two
+REFERENCE_RATE = 989.4e12 / 132  # FLOP/s of one SM of an H100 in bf16, for which `GEMM_K_HALF` holds
+GEMM_K_HALF = 215.0  # depth K at which an H100 reaches half of its rate; see the closed form of weft.gpu.cost
+GEMM_TAIL = 0.5  # exponent of the loss to a ragged last wave, 0 to 1: assumed, other kernels fill the gap
+USUAL_SHARE = 0.75  # fraction of a layer's time in matmuls at which the fitted shares of the peak hold
+BACKWARD_ATTENTION = 2.5  # flash attention recomputes the scores: five matmuls instead of two
 LOW = ("fp8", "mxfp8", "nvfp4")
-_WIDTH = {"fp8": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625}  # bytes of an element with its share of the scales
+_WIDTH = {"fp8": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625}  # bytes per element, with its share of the scales
 
 
 @dataclass(frozen=True)
 class Work:
-    """Seconds of one pass over something, by what the GPU is busy with."""
+    """Seconds of one pass, by kind of work."""
 
     gemm: float = 0.0
     attention: float = 0.0
@@ -51,7 +51,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Pass:
-    """Forward, backward and what is computed again before it."""
+    """Forward, backward, and the recomputation before backward."""
 
     forward: Work = Work()
     backward: Work = Work()
@@ -71,9 +71,9 @@ class Pass:
 
 
 def gemm_s(gemm: Gemm, gpu: GpuSpec, precision: str, figures: Figures, speed: float = 1.0) -> float:
-    """Seconds of a matmul: waves of tiles at the rate that deep matmuls reach, and its bytes.
+    """Seconds of a matmul: waves of tiles at the rate that deep matmuls reach, combined with memory traffic.
 
-    To fill and drain a tile takes the same time whatever the rate, so a faster GPU needs deeper matmuls.
+    Filling and draining a tile takes the same time whatever the rate, so a faster GPU needs deeper matmuls.
     """
     peak = peak_rate(gpu, precision)
     tiles = math.ceil(gemm.m / TILE_M) * math.ceil(gemm.n / TILE_N) * gemm.count
@@ -98,7 +98,7 @@ def peak_rate(gpu: GpuSpec, precision: str) -> float:
 def gemm_passes(
     gemms: list[Gemm], job: TrainingJob, figures: Figures, precision: str = ""
 ) -> tuple[float, float]:
-    """Seconds forward and backward (input and weight gradients) of these matmuls."""
+    """Forward and backward seconds of these matmuls; backward includes input and weight gradients."""
     software, kind = figures.find(job.software), precision or job.precision
     forward = backward = 0.0
     for g in gemms:
@@ -151,16 +151,16 @@ def _bandwidth(gpu: GpuSpec, figures: Figures) -> float:
 
 
 def _attention(job: TrainingJob, figures: Figures, software: Software, tokens: int) -> tuple[float, float]:
-    """Seconds forward and backward of scores, softmax and values on one rank."""
+    """Forward and backward seconds of scores, softmax and values on one rank."""
     m, peak = job.model, half_rate(job.gpu) * software.attention_share(job.gpu, job.model.query_dim)
     if software.attention != "unfused":
         seconds = m.attention_flops(job.seq_len) * tokens / job.tp / peak
         if not software.context_balanced:
-            seconds *= 2 * job.cp / (job.cp + 1)  # the rank with the last part of the sequence has most to do
+            seconds *= 2 * job.cp / (job.cp + 1)  # the rank with the last part of the sequence computes most
         return seconds, BACKWARD_ATTENTION * seconds
     flops = m.attention_flops(job.seq_len, causal=False) * tokens / job.tp
     matmuls = flops / (peak * figures.gemm_share(job.gpu, "bf16"))
-    # Scores are written, masked and normalised, dropped out, and read again: elements of 2 bytes.
+    # Scores are written, masked and normalised, dropped out, and read again, 2 bytes per element.
     scores = float(m.heads // job.tp) * tokens * job.seq_len
     passes = 8.0
     moved = 2.0 * passes * scores / _bandwidth(job.gpu, figures)
@@ -170,17 +170,17 @@ def _attention(job: TrainingJob, figures: Figures, software: Software, tokens: i
 def _elementwise_bytes(
     job: TrainingJob, figures: Figures, software: Software, tokens: int, *, moe: bool
 ) -> float:
-    """Memory traffic forward of a layer outside matmuls, least passes times the software's factor."""
+    """Forward memory traffic of a layer outside matmuls: the fewest passes times the software's factor."""
     m = job.model
     rows = tokens / job.tp if job.sequence_parallel else float(tokens)
-    # Two norms and two residual additions with dropout: read and write, 2 bytes an element.
+    # Two norms and two residual additions with dropout: reads and writes of 2 bytes per element.
     wide = 2 * (2 + 3) * rows * m.hidden
     width = m.expert_ffn * m.experts_per_token / job.tp if moe else m.ffn / job.tp
     inner = 2 * (3 if m.gated else 2) * tokens * (width + (m.shared_ffn / job.tp if moe else 0))
     rope = 2 * 2 * tokens * (m.heads + 2 * m.kv_heads) * m.head_dim / job.tp
-    # Tokens are put in order for their experts and back: two copies each way.
+    # Tokens are sorted by expert and back: a copy each way, which reads and writes 2 bytes per element.
     routed = 4 * 2 * tokens * m.experts_per_token * m.hidden * job.expert_tp / job.tp if moe else 0.0
-    # The input of every matmul in 8 bits: read 2 bytes, write 1 as it is and 1 transposed.
+    # Converting each matmul's input to 8 bits reads 2 bytes per element and writes 1, and 1 more transposed.
     gathered = rows if software.gathers_fp8 else tokens
     visits = tokens * m.experts_per_token * job.expert_tp / job.tp if moe else gathered
     inputs = (gathered + visits) * m.hidden
@@ -195,12 +195,12 @@ def head(job: TrainingJob, figures: Figures) -> Pass:
     software, m = figures.find(job.software), job.model
     tokens = job.micro_batch * job.seq_len // job.cp
     forward, backward = gemm_passes([m.output_gemm(tokens, job.tp)], job, figures, "bf16")
-    # Logits in 16 bits, the loss in 32: written, read for the maximum, the sum and the gradient.
+    # Logits in 16 bits, loss in 32: written once, then read for the maximum, the sum and the gradient.
     loss = 14.0 * tokens * m.vocab / job.tp / _bandwidth(job.gpu, figures)
     once = software.layer_us * 1e-6
     return Pass(Work(forward, 0.0, loss / 2, once), Work(backward, 0.0, loss / 2, once))
 
 
 def optimizer_s(params: float, job: TrainingJob, figures: Figures) -> float:
-    """Seconds of Adam over this rank's share: 16-bit gradients and parameters, three 32-bit states."""
+    """Seconds of Adam over `params` parameters: 16-bit gradients and parameters, three 32-bit states."""
     return params * (4 * 3 * 2 + 4 + 2) / _bandwidth(job.gpu, figures)

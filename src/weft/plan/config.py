@@ -1,4 +1,4 @@
-"""TrainingJob: a training run to be planned. Checked when made; each error names the nearest valid choice."""
+"""TrainingJob: a training run to plan. The constructor checks it; errors name the nearest valid choice."""
 
 from __future__ import annotations
 
@@ -24,50 +24,50 @@ SOFTWARE = "megatron-2025"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """A model on a number of GPUs. Names of presets are looked up; what is not given is derived."""
+    """A model on a number of GPUs. Names of presets are looked up; omitted fields are derived."""
 
     model: Model
-    """Or the name of a preset."""
+    """The constructor also accepts the name of a preset."""
     gpu: GpuSpec
-    """Or the name of a preset."""
+    """The constructor also accepts the name of a preset."""
     gpus: int
     tp: int = 1
     pp: int = 1
     cp: int = 1
     ep: int = 1
-    """Ranks that share the experts; they are taken from the data and context parallel ranks."""
+    """Ranks over which the experts are divided; these are ranks of the tp, cp and dp groups."""
     expert_tp: int = 0
-    """Tensor parallelism inside an expert; 0: as `tp`."""
+    """Tensor parallelism inside an expert; 0: same as `tp`."""
     dp: int = 0
-    """0: what is left of `gpus`."""
+    """0: `gpus` / (tp x pp x cp)."""
     interleave: int = 1
     """Model chunks of each pipeline stage."""
     schedule: str = ""
-    """`1f1b`, `gpipe`, `interleaved`, `zero-bubble` or `dualpipe`; empty: by `interleave`."""
+    """`1f1b`, `gpipe`, `interleaved`, `zero-bubble` or `dualpipe`; empty: chosen by `interleave`."""
     micro_batch: int = 1
-    """Sequences."""
+    """Sequences in a micro-batch."""
     global_batch: int = 0
-    """Sequences; 0: eight micro-batches for each pipeline stage, one where there are no stages."""
+    """Sequences in a step; 0: eight micro-batches per pipeline stage, or one without pipelining."""
     seq_len: int = 0
-    """0: the model's own."""
+    """Tokens of a sequence; 0: the model's default."""
     sharding: str = "zero1"
     shard_ranks: int = 0
-    """Ranks over which `sharding` spreads; 0: all that hold the same part of the model."""
+    """Ranks to shard over; 0: all ranks that hold the same part of the model."""
     sequence_parallel: bool | None = None
-    """None: wherever there is tensor parallelism."""
+    """None: true if `tp` > 1."""
     recompute: str = "none"
     precision: str = "bf16"
     compression: Method = NONE
-    """Or its name, such as `int8` or `powersgd:4`."""
+    """The constructor also accepts a name, such as `int8` or `powersgd:4`."""
     network: Network = None  # type: ignore[assignment]
-    """Or the name of a preset; None: what the GPU is mostly sold with."""
+    """The constructor also accepts the name of a preset; None: the usual network of the GPU."""
     policy: Policy | str | None = None
     """A Policy for all collectives, `auto` (the best for each), or None: without weft's controls."""
     software: str = SOFTWARE
-    """The training framework and its age: how well it computes, and what it overlaps."""
+    """The training framework and its year, which set how fast it computes and what it overlaps."""
     hide: frozenset[str] | None = None
-    """Collectives (`tp`, `cp`, `ep`, `pp`, `grads`, `params`) that overlap with compute; None: as the
-    software does it."""
+    """Collectives (`tp`, `tp_backward`, `cp`, `ep`, `pp`, `grads`, `params`) that overlap with compute; None:
+    those that the software overlaps."""
 
     def __post_init__(self) -> None:
         self._look_up()
@@ -245,7 +245,7 @@ class TrainingJob:
 
     @property
     def gathers_layers(self) -> bool:
-        """Whether weights are gathered layer by layer; with pipeline stages, once for all micro-batches."""
+        """Whether weights are gathered layer by layer; with pipelining they are gathered once per step."""
         return self.sharding == "zero3" and self.pp == 1
 
     @property
@@ -255,11 +255,11 @@ class TrainingJob:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step, all GPUs together."""
+        """Tokens of a step over all GPUs."""
         return self.global_batch * self.seq_len
 
     def but(self, **changes: Any) -> TrainingJob:
-        """This job with other values; what was derived is derived again unless it is given."""
+        """This job with other values. Fields derived from changed ones are derived again unless given."""
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
         moved = set(changes)
         if "dp" not in moved and moved & {"gpus", "tp", "pp", "cp"}:

@@ -1,10 +1,10 @@
-"""A planned step as Chakra execution traces, one file for each rank, so that a network simulator can go on.
+"""A planned step as Chakra execution traces, one file per rank, for network simulators.
 
-Each rank's micro-batches run in the order of its pipeline schedule. A pass over a stage is cut into pieces: a
-compute node, and the collectives of its layers, those of one kind as one node with their bytes together. What
-the software hides overlaps with the next piece; what it does not is waited for. What contention costs compute
-is in the compute nodes' durations: a network simulator does not know it. Every stage has the durations of
-the slowest one.
+Each rank's micro-batches run in the order of its pipeline schedule. A pass over a stage is cut into pieces. A
+piece is one compute node, followed by the collectives of its layers; collectives of one kind form one node
+with the sum of their bytes. Collectives that the software hides overlap with the next piece; for others, the
+next piece waits. The durations of compute nodes include the contention with collectives, which a network
+simulator does not model. Every stage has the durations of the slowest one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from weft.plan.step import Collective, PlanProgress, Prediction
 
 _PREFIX = "weft"
 FINE_NODES = 300_000
-"""Passes are cut into more pieces only as long as all files together have fewer nodes."""
+"""Most nodes in all files together if passes are cut into several pieces."""
 MOST_NODES = 4_000_000
 _COMPUTE = ("gemm", "attention", "elementwise", "recompute", "overhead", "contention")
 
 
 @dataclass
 class RankGroups:
-    """Communicators by their ranks. That of all ranks has no name: without one, ASTRA-sim takes all."""
+    """Numbers of communicators, by their ranks. The communicator of all ranks has no number, since ASTRA-sim
+    uses all ranks for a collective without one."""
 
     ids: dict[tuple[int, ...], int] = field(default_factory=dict)
 
@@ -46,7 +47,7 @@ class RankGroups:
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's coordinates; tensor parallel ranks are neighbours, stages are farthest apart."""
+    """A rank's coordinates. Tensor parallel ranks are neighbours; pipeline stages are farthest apart."""
 
     tp: int
     cp: int
@@ -65,7 +66,7 @@ class Place:
 
 
 def members(one: Collective, place: Place, job: TrainingJob) -> tuple[int, ...]:
-    """The ranks of a rank's group: evenly over the GPUs that the group spans."""
+    """The ranks of the group that runs a collective with this rank, spaced evenly over the GPUs it spans."""
     if one.name == "tp":
         return tuple(Place(t, place.cp, place.dp, place.pp).rank(job) for t in range(job.tp))
     if _ties_embeddings(one, job):
@@ -81,7 +82,7 @@ def members(one: Collective, place: Place, job: TrainingJob) -> tuple[int, ...]:
 
 
 def _ties_embeddings(one: Collective, job: TrainingJob) -> bool:
-    """Whether it adds up the gradients of an embedding that the first and the last stage share."""
+    """Whether a collective sums the gradients of an embedding that the first and the last stage share."""
     return one.name == "grads" and job.pp > 1 and one.group.ranks == 2 and one.group.span == job.gpus
 
 
@@ -96,13 +97,13 @@ class _Rank:
     pieces: int
     nodes: list[ChakraNode] = field(default_factory=list)
     known: dict[tuple[str, Group], str] = field(default_factory=dict)
-    """Names of the rank's groups."""
+    """Names of the rank's groups, by collective and group."""
     compute: int = -1
-    """The last compute node."""
+    """Id of the last compute node; -1 before the first."""
     awaited: list[int] = field(default_factory=list)
-    """What the next compute node waits for, besides the last one."""
+    """Nodes that the next compute node waits for, in addition to the last compute node."""
     behind: list[int] = field(default_factory=list)
-    """Hidden collectives that the compute node after next waits for."""
+    """Hidden collectives, for which the compute node after the next one waits."""
 
     def add(
         self, name: str, kind: int, after: list[int], us: float = 0.0, **attributes: bool | int | str
@@ -119,12 +120,12 @@ class _Rank:
         return node.id
 
     def work(self, name: str, seconds: float) -> None:
-        """A compute node after the last one and what it waits for."""
+        """Add a compute node that follows the last one and waits for `awaited`."""
         self.compute = self.add(name, COMP, [self.compute, *self.awaited], 1e6 * seconds)
         self.awaited, self.behind = self.behind, []
 
     def communicate(self, one: Collective, times: float, label: str) -> None:
-        """So many collectives of one kind as one node."""
+        """Add one node for `times` collectives of one kind; point-to-point: a send and a receive."""
         hidden = one.hidden_s > one.exposed_s
         where = self.behind if hidden else self.awaited
         if one.kind == "p2p":
@@ -147,7 +148,7 @@ class _Rank:
         )
 
     def _ring(self, one: Collective, times: float, label: str) -> list[int]:
-        """Keys and values to the next context parallel rank, those of the one before to us."""
+        """Send keys and values to the next context parallel rank, receive those of the previous rank."""
         job, here = self.job, self.place
         peers = [Place(here.tp, (here.cp + step) % job.cp, here.dp, here.pp).rank(job) for step in (1, -1)]
         size = max(1, round(one.bytes * times))
@@ -168,7 +169,7 @@ class _Rank:
 def rank_nodes(
     job: TrainingJob, found: Prediction, rank: int, groups: RankGroups, pieces: int = 1
 ) -> list[ChakraNode]:
-    """The step of one rank."""
+    """The nodes of one rank's step."""
     build = _Rank(job, found, Place.of(rank, job), groups, pieces)
     once = [c for c in found.collectives if c.name in ("grads", "params") and not _every_pass(job, c)]
     inside = [c for c in found.collectives if c not in once and c.name != "pp"]
@@ -192,7 +193,7 @@ def rank_nodes(
 
 
 def _every_pass(job: TrainingJob, one: Collective) -> bool:
-    """Whether fully sharded layers need it in every pass."""
+    """Whether a collective recurs in every pass, as those of fully sharded layers do."""
     return job.sharding == "zero3" and job.pp == 1 and one.count > 1
 
 
@@ -225,7 +226,7 @@ def _virtual(build: _Rank, slot: Slot) -> int:
 
 
 def _peer(build: _Rank, slot: Slot, step: int) -> int:
-    """The rank that has the chunk before or after; -1 at the ends of the model."""
+    """The rank that holds the previous (`step` -1) or next (1) chunk; -1 beyond the ends of the model."""
     other = _virtual(build, slot) + step
     if not 0 <= other < build.job.pp * build.job.interleave:
         return -1
@@ -234,7 +235,7 @@ def _peer(build: _Rank, slot: Slot, step: int) -> int:
 
 
 def _tag(build: _Rank, slot: Slot, sender: int) -> int:
-    """One number for both ends of a transfer, by who sends, which micro-batch and which way."""
+    """The tag that both ends of a transfer share: unique by sender, micro-batch and direction."""
     chunks = build.job.pp * build.job.interleave
     return 1_000_000 + 2 * (slot.micro_batch * chunks + sender) + int(slot.forward)
 
@@ -262,7 +263,7 @@ def _send(build: _Rank, slot: Slot, label: str) -> None:
 
 
 def pieces_for(job: TrainingJob, found: Prediction) -> int:
-    """Pieces of a pass: as fine as the files stay small, at most one for each layer."""
+    """Pieces of a pass: as many as `FINE_NODES` allows, at most one per layer."""
     if job.schedule in ("zero-bubble", "dualpipe"):
         raise UsageError(f"--chakra: {job.schedule} has no trace; use --schedule 1f1b, gpipe or interleaved")
     kinds = sum(1 for c in found.collectives if c.name in ("tp", "cp", "ep")) + 1
@@ -279,16 +280,16 @@ def pieces_for(job: TrainingJob, found: Prediction) -> int:
 
 
 def traces(job: TrainingJob, found: Prediction, groups: RankGroups) -> Iterator[tuple[int, bytes]]:
-    """Each rank's file."""
+    """Each rank and the content of its file."""
     pieces = pieces_for(job, found)
     for rank in range(job.gpus):
         yield rank, encode(rank_nodes(job, found, rank, groups, pieces))
 
 
 def write(folder: Path, job: TrainingJob, found: Prediction, progress: PlanProgress | None = None) -> int:
-    """Write all files into a new folder, all or none, and say how many ranks there are.
+    """Write all files into a new folder, all or none; returns the number of ranks.
 
-    `weft.N.et` for rank N, and `comm_group.json`, as ASTRA-sim takes them:
+    The folder has `weft.N.et` for each rank N, and `comm_group.json`. ASTRA-sim reads them with
     --workload-configuration FOLDER/weft --comm-group-configuration FOLDER/comm_group.json.
     """
     pieces_for(job, found)

@@ -1,4 +1,4 @@
-"""Fit the constants to measured steps: least squares of log errors, held near what is known beforehand."""
+"""Fit the constants to measured steps: least squares of log errors, with priors."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from weft.plan.step import predict
 
 LogValues = NDArray[np.float64]
 Extra = Callable[[Figures], LogValues]
-"""Further log errors that are fitted along, such as those of single collectives."""
+"""Further log errors to include in the fit, such as those of single collectives."""
 NOISE = 0.03
-"""Error of a published step that is taken as it comes."""
+"""Expected relative error of a published step."""
 OPEN_NOISE = 0.12
-"""The same where the publication leaves part of the configuration open."""
+"""The same if the publication leaves part of the configuration open."""
 SCALE_NOISE = 0.02
 """The same for differences within a series."""
 EXTRA_NOISE = 0.25
-"""Error of a single collective that is taken as it comes: published curves of one machine differ by this."""
+"""Expected relative error of a single collective: published curves of one machine differ by this much."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,11 @@ class Free:
 
     name: str
     prior: float
-    """What is known of it beforehand."""
+    """Prior value."""
     spread: float
-    """How far from `prior` it may well be, as a factor: 0.1 is about 10%."""
+    """Standard deviation of the prior's logarithm: 0.1 is about 10%."""
     most: float = math.inf
+    """Upper bound."""
 
 
 def applied(figures: Figures, free: Sequence[Free], logs: LogValues) -> Figures:
@@ -45,13 +46,13 @@ def applied(figures: Figures, free: Sequence[Free], logs: LogValues) -> Figures:
 
 
 def log_errors(figures: Figures, rows: Sequence[Published]) -> LogValues:
-    """Log of predicted over measured step, row by row."""
+    """Logarithm of the predicted over the measured step time of each row."""
     steps = [predict(row.job, figures, check_memory=False).step_s for row in rows]
     return np.array([math.log(step / row.step_s) for step, row in zip(steps, rows, strict=True)])
 
 
 def series(rows: Sequence[Published]) -> list[list[int]]:
-    """Rows that differ only in the number of replicas: what they differ by is the cost of scale."""
+    """Groups of rows that differ only in the number of replicas; their differences show the cost of scale."""
     found: dict[tuple[object, ...], list[int]] = {}
     for i, row in enumerate(rows):
         job = row.job
@@ -62,9 +63,9 @@ def series(rows: Sequence[Published]) -> list[list[int]]:
 
 
 def _targets(rows: Sequence[Published], noise: float, scale_noise: float) -> LogValues:
-    """A matrix from log errors to what is minimised: each error, and each difference within a series.
+    """Matrix from log errors to the residuals of the fit: each error, and each difference within a series.
 
-    A source of many rows counts more than one of few, but not in proportion.
+    A source with many rows counts more than one with few, but less than in proportion.
     """
     sizes = {source: sum(row.source == source for row in rows) for source in {row.source for row in rows}}
     mean = len(rows) / len(sizes)
@@ -82,14 +83,14 @@ def _targets(rows: Sequence[Published], noise: float, scale_noise: float) -> Log
 
 @dataclass(frozen=True)
 class Fitted:
-    """Constants that fit, and how the errors move with them there."""
+    """Fitted constants, and the gradient of the errors at the fit."""
 
     figures: Figures
     logs: LogValues
     errors: LogValues
     """Log errors of the rows, then of the extra measurements."""
     slope: LogValues
-    """Change of each error with each constant's logarithm."""
+    """Derivative of each error with respect to each constant's logarithm."""
 
 
 def _step(
@@ -100,7 +101,7 @@ def _step(
     logs: LogValues,
     noise: float,
 ) -> tuple[LogValues, float]:
-    """The Gauss-Newton step from here, and the cost here. What is far off weighs less (Huber)."""
+    """The Gauss-Newton step from `logs`, and the cost there. Outliers weigh less (Huber)."""
     prior, spread = np.log([one.prior for one in free]), np.array([one.spread for one in free])
     main, count = _targets(rows, noise, SCALE_NOISE), len(rows)
     off = np.concatenate([main @ errors[:count], errors[count:] / EXTRA_NOISE])
@@ -123,8 +124,9 @@ def fit(
     extra: Extra | None = None,
     start: Figures | None = None,
 ) -> Fitted:
-    """Gauss-Newton on logarithms. `noise`: the error of a row that is taken as it comes. `start`: where to
-    begin; the priors otherwise. Every constant is pulled towards its prior.
+    """Gauss-Newton on logarithms; every constant is pulled towards its prior.
+
+    `noise`: expected relative error of a row. `start`: initial constants; None: the priors.
     """
     logs: LogValues = np.log([getattr(start.constants, one.name) if start else one.prior for one in free])
 
@@ -159,7 +161,7 @@ def fit(
 def without(
     source: str, whole: Fitted, free: Sequence[Free], rows: Sequence[Published], noise: float = NOISE
 ) -> Figures:
-    """Constants fitted to all publications but one: the errors are taken as linear around the fit to all."""
+    """Constants fitted without one publication, assuming that errors are linear around the fit to all."""
     kept = [i for i, row in enumerate(rows) if row.source != source]
     which = [*kept, *range(len(rows), len(whole.errors))]
     others = [rows[i] for i in kept]

@@ -20,7 +20,7 @@ assert all(TITAN_SCHEDULES[name.lower()] == kind for kind, name in TITAN_NAMES.i
 
 
 def launch_text(job: TrainingJob, path: Path) -> str:
-    """What starts the job: by the ending of the file, `.toml` for torchtitan or `.sh` for Megatron."""
+    """The file that starts the job; its ending selects `.toml` for torchtitan or `.sh` for Megatron."""
     if path.suffix == ".toml":
         return torchtitan_text(job)
     if path.suffix == ".sh":

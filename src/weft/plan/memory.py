@@ -1,4 +1,4 @@
-"""Memory: bytes of the fullest GPU by kind, and the check that a job fits."""
+"""Memory: bytes by kind on the GPU that needs most, and the check that a job fits."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from weft.plan.pipeline import Stage, in_flight, stages
 
 RESERVED_BYTES = 3 << 30  # the CUDA context, NCCL's buffers and the allocator's slack
 LOGIT_BYTES = {"fused": 6.0, "compiled": 12.0, "eager": 16.0}
-"""Bytes for each logit. Fused: 16 bits and 32 bits of it. Compiled: its log-softmax in 32 bits and its
-gradient in 16 on top. Eager: the gradient in 32 bits as well."""
+"""Bytes per logit. Fused: the logit in 16 and in 32 bits. Compiled adds its log-softmax in 32 bits and its
+gradient in 16 bits; eager adds the gradient in 32 bits as well."""
 MARGIN = 0.92
-"""Share of a GPU's memory that a recommendation may fill: estimates are this far off in one run of five."""
+"""Fraction of a GPU's memory that a recommendation may fill: one estimate in five is off by more."""
 REFUSED = 1.25
-"""Jobs above this share of memory are rejected: the estimate of some published runs is that high."""
+"""Jobs above this fraction of memory are rejected: the estimates of some published runs are that high."""
 
 
 def stage_params(job: TrainingJob, stage: Stage) -> tuple[float, float]:
-    """Parameters on one rank: those that data parallelism repeats everywhere, and those of experts."""
+    """Parameters on one rank: (those outside the experts, those of experts)."""
     m = job.model
     shared = stage.layers * m.attention_params + stage.dense_layers * m.mlp_params
     shared += stage.moe_layers * m.shared_params
@@ -33,9 +33,9 @@ def stage_params(job: TrainingJob, stage: Stage) -> tuple[float, float]:
 
 
 def activation_bytes(job: TrainingJob, figures: Figures, *, moe: bool, recompute: str = "") -> float:
-    """Bytes that one layer keeps of one micro-batch for its backward pass (after Korthikanti et al.).
+    """Bytes that one layer keeps for the backward pass of one micro-batch (after Korthikanti et al.).
 
-    `recompute`: instead of the job's own.
+    `recompute`: overrides the job's own; empty: no override.
     """
     m, software = job.model, figures.find(job.software)
     again = recompute or job.recompute
@@ -54,13 +54,13 @@ def activation_bytes(job: TrainingJob, figures: Figures, *, moe: bool, recompute
     inner = 2.0 * tokens * width * (3 if m.gated else 2)
     if again == "selective":
         if software.selective == "half":
-            # The layer's input, the attention's output, and every other matmul's output: queries, values,
-            # the first and the last of the MLP.
+            # Kept are the layer's input, the attention's output, and every other matmul's output: queries,
+            # values, the first and the last of the MLP.
             return 2 * 2 * rows * m.hidden + 2 * heads + keys / 2 + 2.0 * tokens * width + routed
         if software.selective == "projections":
             return heads + keys + 2 * rows * m.hidden
         if software.selective == "cheap":
-            # Norms, up-projections and the activation are computed again; inputs of matmuls have 8 bits.
+            # Norms, up-projections and the activation are recomputed; inputs of matmuls are kept in 8 bits.
             low = 2.0 * tokens * (m.mla.q_rank + m.mla.kv_rank + m.mla.rope_dim) if m.mla else keys + heads
             output = 2.0 * tokens * m.heads * m.value_dim / job.tp
             return 4 * rows * m.hidden + low + output + inner / 3 + routed / 2
@@ -73,7 +73,7 @@ def activation_bytes(job: TrainingJob, figures: Figures, *, moe: bool, recompute
 
 
 def memory_bytes(job: TrainingJob, figures: Figures) -> dict[str, float]:
-    """Bytes by kind on the GPU that needs most."""
+    """Bytes by kind on the GPU of the stage that needs most."""
     return max(
         (_of_stage(job, figures, stage) for stage in stages(job)), key=lambda kinds: sum(kinds.values())
     )
@@ -82,7 +82,7 @@ def memory_bytes(job: TrainingJob, figures: Figures) -> dict[str, float]:
 def _of_stage(job: TrainingJob, figures: Figures, stage: Stage) -> dict[str, float]:
     shared, experts = stage_params(job, stage)
     replicas = job.shard_ranks
-    # Gradients that are summed over micro-batches stay whole until the last, unless each layer is scattered.
+    # Gradients summed over micro-batches stay whole until the last one, unless each layer is scattered.
     scattered = job.sharding in ("zero2", "zero3") and job.micro_batches == 1
 
     def held(bytes_each: float, sharded: bool) -> float:
@@ -114,17 +114,17 @@ def _of_stage(job: TrainingJob, figures: Figures, stage: Stage) -> dict[str, flo
 
 
 def _sum_or_max(software: Software, layer: float, logits: float) -> float:
-    """Logits are gone when layers run backward, but PyTorch's allocator keeps both blocks in its cache."""
+    """Logits are freed before layers run backward, but PyTorch's allocator keeps both blocks in its cache."""
     return layer + logits if software.native else max(layer, logits)
 
 
 def _working(job: TrainingJob, figures: Figures, stage: Stage) -> float:
-    """Bytes while one layer runs backward: what it rebuilds, gradients of it, and gathered parameters."""
+    """Bytes while one layer runs backward: recomputed activations, their gradients, gathered parameters."""
     moe, software = stage.moe_layers > 0, figures.find(job.software)
     kept = activation_bytes(job, figures, moe=moe)
     whole = activation_bytes(job, figures, moe=moe, recompute="none")
     if software.attention == "unfused" and software.gathers_per_layer > 1:
-        # DeepSpeed runs a layer module by module: the scores are gone before the next one is gathered.
+        # DeepSpeed runs a layer module by module: the scores are freed before the next module is gathered.
         tokens = job.micro_batch * job.seq_len / job.cp
         whole -= (1 - 1 / software.gathers_per_layer) * 5.0 * job.model.heads / job.tp * tokens * job.seq_len
     found = max(0.0, whole - kept)
@@ -147,10 +147,10 @@ def _for_compression(job: TrainingJob, figures: Figures, params: float) -> float
 
 
 def check_fits(job: TrainingJob, kinds: dict[str, float], share: float = REFUSED) -> None:
-    """Raises UsageError with the number where the fullest GPU has far too little memory.
+    """Raise UsageError, with the sizes, if the GPU that needs most has far too little memory.
 
-    The estimate is off by some percent: what is a little over may run, and is only warned about. `share` of
-    the memory is what may be used; recommendations leave a margin.
+    Estimates are off by some percent, so a job slightly over its memory may run, and `tight` only warns about
+    it. `share`: fraction of the memory that may be used; recommendations leave a margin.
     """
     total = sum(kinds.values())
     if total <= share * job.gpu.memory_bytes:
@@ -165,7 +165,7 @@ def check_fits(job: TrainingJob, kinds: dict[str, float], share: float = REFUSED
 
 
 def tight(job: TrainingJob, kinds: dict[str, float]) -> list[str]:
-    """A warning where the estimate is at the limit of the GPU's memory."""
+    """A warning if the estimate is near or above the GPU's memory; else empty."""
     total, limit = sum(kinds.values()), job.gpu.memory_bytes
     if total <= MARGIN * limit:
         return []

@@ -9,7 +9,7 @@ from weft.errors import UsageError
 
 @dataclass(frozen=True)
 class Gemm:
-    """A matmul of `count` equal pieces: m by k times k by n. Backward has two of the same size."""
+    """`count` equal matmuls of m by k times k by n. The backward pass has two of the same size."""
 
     name: str
     m: int
@@ -35,7 +35,7 @@ class Mla:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A decoder-only transformer by its dimensions."""
+    """The dimensions of a decoder-only transformer."""
 
     name: str = "custom"
     layers: int
@@ -44,13 +44,13 @@ class Model:
     ffn: int
     vocab: int
     kv_heads: int = 0
-    """Groups of keys and values; 0: one for each head."""
+    """Key and value heads; 0: one per query head."""
     head_dim: int = 0
-    """0: hidden / heads."""
+    """Width of a head; 0: hidden / heads."""
     gated: bool = False
-    """Three MLP matrices (SwiGLU) instead of two."""
+    """Whether the MLP has three matrices (SwiGLU) instead of two."""
     tied: bool = False
-    """One matrix for the embedding and the output."""
+    """Whether the embedding and the output share one matrix."""
     positions: int = 0
     """Rows of a learned position embedding."""
     experts: int = 0
@@ -59,20 +59,20 @@ class Model:
     expert_ffn: int = 0
     """Width of one expert; 0: `ffn`."""
     shared_ffn: int = 0
-    """Width of the expert that every token visits."""
+    """Width of the shared expert, which every token visits; 0: none."""
     most_nodes: int = 0
-    """Nodes that the router lets a token visit; 0: no limit."""
+    """Most nodes that the router sends a token to; 0: no limit."""
     dense_layers: int = 0
     """Layers of an MoE model that have a plain MLP."""
     window: int = 0
     """Tokens that attention looks back at; 0: all of them."""
     full_layers: int = 0
-    """Layers of a model with a window that attend to all tokens all the same."""
+    """Layers that attend to all tokens in a model with a window."""
     parallel_block: bool = False
-    """Attention and MLP read the same input: half as many tensor-parallel collectives."""
+    """Whether attention and MLP read the same input, which halves the tensor-parallel collectives."""
     mla: Mla | None = None
     seq_len: int = 2048
-    """Tokens of a sequence where a job names none."""
+    """Default length of a sequence, in tokens."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "ffn", "vocab", "seq_len"):
@@ -165,16 +165,16 @@ class Model:
 
     @property
     def active_params(self) -> int:
-        """Parameters that one token meets, embedding lookup left out."""
+        """Parameters that one token uses, without the embedding lookup."""
         moe = self.moe_layers * (self.experts_per_token * self.expert_params + self.shared_params)
         dense = (self.layers - self.moe_layers) * self.mlp_params
         return self.layers * self.attention_params + dense + moe + self.vocab * self.hidden
 
     def attention_flops(self, seq_len: int, *, causal: bool = True) -> float:
-        """Forward FLOPs of one layer's score and value matmuls, per token; the mean over the layers.
+        """Forward FLOPs of one layer's score and value matmuls per token, averaged over the layers.
 
-        `causal`: only what is computed below the diagonal, as flash attention does; otherwise the full
-        square, as the sources of published rates count it.
+        `causal`: count only the part below the diagonal, as flash attention computes it; otherwise the full
+        square, as publications count it.
         """
         span = (seq_len + 1) / 2 if causal else float(seq_len)
         if self.window and self.window < seq_len:
@@ -183,10 +183,11 @@ class Model:
         return 2.0 * self.heads * (self.query_dim + self.value_dim) * span
 
     def flops(self, tokens: float, seq_len: int, *, recompute: bool = False, causal: bool = False) -> float:
-        """FLOPs of one step over `tokens`: forward and twice as many backward.
+        """FLOPs of one step over `tokens`: those of the forward pass, and twice as many backward.
 
-        The model FLOPs of Korthikanti et al., 72·B·l·s·h²(1 + s/6h + V/12lh); with `recompute` those of
-        Narayanan et al., 96·B·l·s·h²(1 + s/6h + V/16lh): layers count four times, the output three.
+        Without `recompute`, these are the model FLOPs of Korthikanti et al., 72·B·l·s·h²(1 + s/6h + V/12lh).
+        With it they are those of Narayanan et al., 96·B·l·s·h²(1 + s/6h + V/16lh): layers count four times,
+        the output three times.
         """
         times = 4 if recompute else 3
         output = 2.0 * self.vocab * self.hidden
@@ -214,7 +215,7 @@ class Model:
         return _mlp("", tokens, self.hidden, max(1, self.ffn // tp), self.gated)
 
     def moe_gemms(self, tokens: int, tp: int = 1, ep: int = 1, expert_tp: int = 1) -> list[Gemm]:
-        """Forward matmuls of an MoE layer on one rank: its experts see the tokens of `ep` ranks, evenly."""
+        """Forward matmuls of an MoE layer on one rank; tokens are spread evenly over all experts."""
         local = max(1, self.experts // ep)
         rows = max(1, round(tokens * expert_tp / tp * self.experts_per_token / local))
         found = _mlp("expert_", rows, self.hidden, max(1, self.expert_ffn // expert_tp), self.gated, local)
@@ -223,7 +224,7 @@ class Model:
         return found
 
     def output_gemm(self, tokens: int, tp: int = 1) -> Gemm:
-        """Forward matmul with the vocabulary on one of `tp` ranks."""
+        """Forward matmul of the output layer on one of `tp` ranks."""
         return Gemm("output", tokens, max(1, self.vocab // tp), self.hidden)
 
     def but(self, **changes: object) -> Model:

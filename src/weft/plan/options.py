@@ -1,4 +1,4 @@
-"""Options of `weft plan`: one field for each, with its help. Imports nothing heavy."""
+"""Options of `weft plan`: one field per option, with its help text. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def option(default: Any, text: str, *, metavar: str = "", flag: str = "") -> Any:
-    """A field that is an option of the command line: its help, and its name where it is not the field's."""
+    """A field for a command-line option. `text`: its help; `flag`: its name, if not that of the field."""
     return field(default=default, metadata={"help": text, "metavar": metavar, "flag": flag})
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """The options of `weft plan` that describe the job and the question. 0 and empty: not given."""
+    """The options of `weft plan` that describe the job and the question. 0 or empty: not given."""
 
     model: str = option("", "A model, such as llama3-70b; or give --layers, --hidden, …")
     config: Path | None = option(  # noqa: RUF009

@@ -1,4 +1,4 @@
-"""Overlap: what a collective and compute take from each other, from the block-level simulator."""
+"""Overlap: how much a collective and compute slow each other, from the block-level simulator."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from weft.sim.profile import names, profile
 from weft.timeline import Kind
 from weft.workload import Compute, Workload
 
-# One kernel of each class, large enough for its steady state, small enough to simulate in milliseconds.
+# One kernel of each class: large enough to reach steady state, small enough to simulate in milliseconds.
 KERNELS = {
     "gemm": Compute(kind="gemm", shape=(4096, 8192, 8192), repeat=4),
     "attention": Compute(kind="attention", shape=(1, 32, 8192, 128), repeat=4),
     "elementwise": Compute(kind="layer_norm", shape=(8192, 8192), repeat=4),
 }
 TABLE = Path(__file__).parent / "data" / "contention.json"
-_SHARE = 0.7  # the collective lasts this share of the compute it overlaps with, so that it can hide
+_SHARE = 0.7  # the collective takes this fraction of the compute it overlaps with, so that it can be hidden
 ITERATIONS = 4
 RANKS = 8
 CANDIDATES = (
@@ -42,18 +42,18 @@ COPY = Policy(engine="dma")
 
 @dataclass(frozen=True)
 class Contention:
-    """One class of kernel that overlaps with one class of collective under a policy."""
+    """Slowdowns when a class of kernel overlaps with a class of collective under a policy."""
 
     stretch: float
-    """Time of the collective during compute, against alone and without a control."""
+    """Time of the collective while compute runs, relative to its time alone without any control."""
     loss: float
-    """Seconds that compute loses for each second in which the collective is in flight."""
+    """Seconds that compute loses for each second that the collective is in flight."""
     alone: float
-    """Time of the collective alone under the policy, against without a control."""
+    """Time of the collective alone under the policy, relative to its time alone without any control."""
 
 
 def simulated_gpu(gpu: GpuSpec) -> str:
-    """The GPU whose blocks are simulated: its own, or that of its nearest relative with a profile."""
+    """The GPU whose profile is simulated: this one or, if it has no profile, a related one."""
     if gpu.name in _profiles():
         return gpu.name
     if gpu.name.startswith("a100"):
@@ -68,9 +68,9 @@ def _profiles() -> frozenset[str]:
 
 @cache
 def contention(gpu: str, kernel: str, collective: str, rate_gb_s: float, policy: Policy) -> Contention:
-    """The pair from the shipped table, or simulated, once.
+    """The contention of a pair, from the shipped table or else simulated and cached.
 
-    `rate_gb_s`: what the network lets a rank send; 0: it stays inside the domain.
+    `rate_gb_s`: rate at which the network lets a rank send; 0: the collective stays inside the domain.
     """
     known = contention_table().get((gpu, kernel, collective, rate_gb_s, policy))
     return known or simulate_pair(gpu, kernel, collective, rate_gb_s, policy)
@@ -78,7 +78,7 @@ def contention(gpu: str, kernel: str, collective: str, rate_gb_s: float, policy:
 
 @cache
 def contention_table() -> dict[tuple[str, str, str, float, Policy], Contention]:
-    """Pairs that were simulated beforehand, by benchmarks/plan/contention.py: most of what plans ask for."""
+    """Pairs simulated in advance by benchmarks/plan/contention.py; they cover most of what plans need."""
     document = json.loads(TABLE.read_text(encoding="utf-8"))
     policies = [Policy.from_dict(entry) for entry in document["policies"]]
     found = {}
@@ -91,7 +91,7 @@ def contention_table() -> dict[tuple[str, str, str, float, Policy], Contention]:
 
 
 def simulate_pair(gpu: str, kernel: str, collective: str, rate_gb_s: float, policy: Policy) -> Contention:
-    """Run the pair on the simulated GPU: the collective with enough of the kernel to hide it."""
+    """Simulate the pair: the collective, with enough compute to hide it."""
     model = profile(gpu)
     if rate_gb_s:
         model = model.with_figures(bus_gb_s=min(rate_gb_s, model.figures.bus_gb_s))
@@ -117,15 +117,15 @@ def simulate_pair(gpu: str, kernel: str, collective: str, rate_gb_s: float, poli
 
 @dataclass(frozen=True)
 class Hidden:
-    """What became of a collective, in seconds."""
+    """How much of a collective is hidden and exposed, in seconds."""
 
     alone_s: float
     hidden_s: float
-    """What is not exposed of it."""
+    """The part of the collective that is not exposed."""
     exposed_s: float
     slows_compute_by_s: float
     policy: Policy | None
-    """None: it overlaps with nothing."""
+    """None: the collective overlaps with nothing."""
 
     @property
     def cost_s(self) -> float:
@@ -142,11 +142,11 @@ def hide(
     policy: Policy | str | None,
     most_s: float = math.inf,
 ) -> Hidden:
-    """A collective that overlaps with the compute of `window`; the share `floor` of it has no overlap.
+    """Overlap a collective with the compute of `window`, except its fraction `floor`, which stays exposed.
 
-    `most_s`: seconds that it takes alone on the GPU's usual network. NCCL opens channels for the bandwidth
-    there is, so a slower network holds fewer SMs for longer. It never costs more than it takes alone: a
-    program can always wait for it.
+    `most_s`: its time alone on the GPU's usual network. NCCL opens channels for the available bandwidth, so a
+    slower network holds fewer SMs for longer. The cost is at most its time alone, since a program can always
+    wait for the collective.
     """
     apart = Hidden(alone_s, 0.0, alone_s, 0.0, None)
     if alone_s <= 0 or window.total <= 0:
@@ -165,7 +165,7 @@ def _options(kind: str, group: Group, policy: Policy | str | None) -> tuple[Poli
     if policy == AUTO:
         return (Policy(), *CANDIDATES, *((COPY,) if copies else ()))
     if isinstance(policy, Policy):
-        # Copy engines cannot add, and do not reach beyond the domain.
+        # Copy engines cannot reduce, and do not reach beyond the domain.
         return (policy if copies or policy.engine != "dma" else replace(policy, engine="sm"),)
     return (Policy(),)
 
@@ -182,7 +182,7 @@ def _hide(
 ) -> Hidden:
     pair = mixed(kind, window, gpu, group, policy)
     overlapped = min(apart.alone_s * pair.stretch * (1.0 - floor), window.total)
-    # What is left after the window has the GPU to itself again.
+    # After the window, the remainder runs alone on the GPU.
     exposed = (apart.alone_s - overlapped / pair.stretch) * pair.alone
     slowed = pair.loss * min(overlapped, most_s * pair.stretch)
     return Hidden(apart.alone_s, max(0.0, apart.alone_s - exposed), exposed, slowed, policy)
@@ -190,9 +190,9 @@ def _hide(
 
 @cache
 def network_rate_gb_s(gpu: str, group: Group) -> float:
-    """What the usual network lets a rank of the group send; 0 where its links inside the domain are slower.
+    """Rate at which the usual network lets a rank send; 0 if the links inside the domain are slower.
 
-    In steps of two, so that few rates have to be simulated.
+    Rounded down to a power of two of rails, so that few rates have to be simulated.
     """
     rails = 2.0 ** math.floor(math.log2(group.per_domain))
     rate = usual_network(gpu).rail_bytes_per_s * rails / 1e9
@@ -200,13 +200,13 @@ def network_rate_gb_s(gpu: str, group: Group) -> float:
 
 
 def mixed(kind: str, window: Work, gpu: GpuSpec, group: Group, policy: Policy) -> Contention:
-    """The contention of a collective with a mix of kernels, each by its share of the time."""
+    """The contention of a collective with a mix of kernels, each weighted by its share of the time."""
     busy = [(name, seconds) for name in KERNELS if (seconds := getattr(window, name)) > 0]
     total = sum(seconds for _, seconds in busy)
     if not total:
         return Contention(1.0, 0.0, 1.0)
     simulated = "all_to_all" if kind == "p2p" else kind
-    # The pair is simulated at the rate of the GPU's usual network, so that a faster one is never worse.
+    # Pairs are simulated at the rate of the GPU's usual network, so that a faster network is never worse.
     name = simulated_gpu(gpu)
     rate = network_rate_gb_s(name, group) if group.scope == "network" else 0.0
     stretch = loss = alone = 0.0

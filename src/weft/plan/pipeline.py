@@ -1,4 +1,4 @@
-"""Pipeline: the layers of each stage, the bubble, and how many micro-batches are in flight."""
+"""Pipeline: the layers of each stage, the bubble, and the number of micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.plan.config import TrainingJob
 
 @dataclass(frozen=True)
 class Stage:
-    """What one pipeline stage holds."""
+    """The layers of one pipeline stage, and whether it has the embedding and the output."""
 
     dense_layers: int
     moe_layers: int
@@ -22,10 +22,10 @@ class Stage:
 
 
 def chunk_layers(layers: int, chunks: int) -> list[int]:
-    """Layers of each chunk in the order of the model, as evenly as can be.
+    """Number of layers of each chunk, in model order, as even as possible.
 
-    Where they do not divide, the embedding and the output count as a layer each, as in Megatron: the first
-    and the last chunk have less.
+    If the layers do not divide evenly, the embedding and the output count as one layer each, as in Megatron,
+    so the first and the last chunk have fewer.
     """
     if layers % chunks == 0:
         return [layers // chunks] * chunks
@@ -41,7 +41,7 @@ def chunk_layers(layers: int, chunks: int) -> list[int]:
 
 
 def stage_list(job: TrainingJob) -> list[Stage]:
-    """The stages in order; chunk after chunk goes around them."""
+    """The stages in order. Chunks are assigned to them round-robin."""
     sizes = chunk_layers(job.model.layers, job.pp * job.interleave)
     first_moe = job.model.dense_layers if job.model.experts else job.model.layers
     dense, moe = [0] * job.pp, [0] * job.pp
@@ -56,7 +56,7 @@ def stage_list(job: TrainingJob) -> list[Stage]:
 
 
 def stages(job: TrainingJob) -> dict[Stage, int]:
-    """The distinct kinds of stages and how many there are of each: their number does not grow with GPUs."""
+    """The distinct stages and the count of each. Their number does not grow with the number of GPUs."""
     found: dict[Stage, int] = {}
     for stage in stage_list(job):
         found[stage] = found.get(stage, 0) + 1
@@ -64,11 +64,11 @@ def stages(job: TrainingJob) -> dict[Stage, int]:
 
 
 def bubble_share(job: TrainingJob) -> float:
-    """The bubble against that of 1F1B, which is one pass of a micro-batch over all other stages.
+    """The bubble relative to that of 1F1B, which is one pass of a micro-batch over all other stages.
 
-    Interleaving divides it by the chunks. Zero bubble (ZB-H1 of Qi et al., arXiv:2401.10241) delays weight
-    gradients, a third of the work: F + B - W is left of F + B + W. DualPipe (DeepSeek-V3, table 2) sends
-    micro-batches from both ends: (p/2 - 1)(F&B + B - 3W), with B a whole backward pass.
+    Interleaving divides it by the number of chunks. Zero bubble (ZB-H1 of Qi et al., arXiv:2401.10241) delays
+    weight gradients, a third of the work: of F + B + W, it leaves F + B - W. DualPipe (DeepSeek-V3, table 2)
+    feeds micro-batches from both ends: (p/2 - 1)(F&B + B - 3W), where B is a whole backward pass.
     """
     if job.schedule == "zero-bubble":
         return 1 / 3
@@ -78,9 +78,9 @@ def bubble_share(job: TrainingJob) -> float:
 
 
 def span_s(times_s: dict[Stage, float], counts: dict[Stage, int], job: TrainingJob) -> tuple[float, float]:
-    """Seconds of all micro-batches on the slowest stage, and of the bubble around them.
+    """Seconds of all micro-batches on the slowest stage, and seconds of the bubble.
 
-    Each micro-batch passes all stages; all but one of them wait at the slowest.
+    The bubble is the time of one micro-batch on all other stages, times the schedule's `bubble_share`.
     """
     slowest = max(times_s.values())
     once = sum(times_s[stage] * counts[stage] for stage in counts)
@@ -88,7 +88,7 @@ def span_s(times_s: dict[Stage, float], counts: dict[Stage, int], job: TrainingJ
 
 
 def in_flight(job: TrainingJob) -> float:
-    """Micro-batches whose activations the first stage keeps, in units of the whole stage."""
+    """Micro-batches whose activations the first stage keeps, in multiples of a whole stage's."""
     m, p, v = job.micro_batches, job.pp, job.interleave
     if job.schedule == "gpipe":
         return float(m)

@@ -1,4 +1,4 @@
-"""Published runs: a table of jobs with their measured steps, to fit and to validate predictions."""
+"""Published runs: a table of jobs with measured step times, used to fit and validate predictions."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _JOB = (
 
 @dataclass(frozen=True)
 class Published:
-    """One run: what it was, and what was measured."""
+    """One published run: its job and its measured step."""
 
     source: str
-    """The publication: one of them at a time is left out to measure the error."""
+    """The publication. To measure the error, one publication at a time is left out of the fit."""
     label: str
     job: TrainingJob
     step_s: float
     assumed: str
-    """What the publication leaves open, and what was taken instead."""
+    """What the publication leaves open, and the values assumed for it; empty if nothing."""
     provenance: str
     memory_bytes: float = 0.0
     """Published peak of the fullest GPU; 0: not published."""
 
 
 def gpu_of(name: str) -> GpuSpec:
-    """A GPU by name; `h100-96gb` is the one of Meta's Grand Teton: HBM2e, 500 W (torchtitan's benchmarks)."""
+    """A GPU by name. `h100-96gb` is that of Meta's Grand Teton: HBM2e, 500 W (torchtitan's benchmarks)."""
     if name == "h100-96gb":
         return replace(spec("h100"), name=name, memory_bytes=96 << 30, memory_bytes_per_s=2.4e12)
     return spec(name)

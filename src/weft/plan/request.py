@@ -1,4 +1,4 @@
-"""From a user's options to a question about a TrainingJob: files, bounds, contradictions."""
+"""Turn a user's options and files into a question about a TrainingJob; check bounds and contradictions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.plan.scaling import parse_range
 from weft.plan.user_files import FromFile, read_config
 from weft.policy import Policy
 
-# The largest numbers that still mean something; beyond them a typing error is more likely than a plan.
+# The largest plausible values; anything larger is more likely a typing error.
 _MOST = {
     "gpus": 1 << 18,
     "layers": 10_000,
@@ -60,26 +60,26 @@ JOB_OPTIONS = (
         "compression",
     ),
 )
-"""Options that are fields of a TrainingJob under the same name."""
+"""Options that have the same name as a field of TrainingJob."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What was asked: the job as keyword arguments, and what the user fixed."""
+    """A user's question: the job as keyword arguments, and the options the user fixed."""
 
     options: PlanOptions
     job_options: dict[str, Any]
-    """Arguments of TrainingJob; in a sweep they need not be valid before they are split."""
+    """Arguments of TrainingJob; in a sweep they need not be valid before the job is split."""
     fixed: frozenset[str]
-    """Options that the user typed: a sweep does not vary them."""
+    """Options that the user typed; a sweep does not vary these."""
 
     def job(self) -> TrainingJob:
-        """The requested job. Raises UsageError with the nearest possible one."""
+        """The requested job. Raises UsageError that names the nearest valid value."""
         return read_job(self.job_options)
 
 
 def question(options: PlanOptions, given: Iterable[str]) -> Question:
-    """Check what was typed, read the user's files, and put both together."""
+    """Check the options, read the user's files, and combine both. `given`: names of the typed options."""
     typed = frozenset(given)
     values = {field.name: getattr(options, field.name) for field in fields(options)}
     check_numbers(typed, values)
@@ -109,7 +109,7 @@ def question(options: PlanOptions, given: Iterable[str]) -> Question:
 
 
 def flag(name: str) -> str:
-    """An option as it is typed."""
+    """An option as the user types it."""
     return "--" + name.replace("_", "-")
 
 
@@ -159,7 +159,7 @@ def check_experts(options: PlanOptions, given: frozenset[str], wanted: Model) ->
 
 
 def read_model(given: Iterable[str], values: Mapping[str, Any], stated: Model | None = None) -> Model:
-    """The named model, that of a file, or one by its dimensions."""
+    """The model of the user's file (`stated`), the named model, or one built from the dimensions."""
     typed = [name for name in DIMENSIONS if name in set(given)]
     if values["model"] and typed:
         raise UsageError(
@@ -182,7 +182,7 @@ def read_model(given: Iterable[str], values: Mapping[str, Any], stated: Model | 
 
 
 def read_hidden(words: str) -> frozenset[str]:
-    """Names of collectives, by spaces or commas; `none` for none."""
+    """Names of collectives, separated by spaces or commas; `none` is the empty set."""
     names = frozenset(words.replace(",", " ").split()) - {"none"}
     wrong = sorted(names - set(HIDDEN))
     if wrong:
@@ -191,7 +191,7 @@ def read_hidden(words: str) -> frozenset[str]:
 
 
 def read_network(options: PlanOptions, cluster: Cluster | None = None) -> Network:
-    """A network by name, of the user's cluster, or the GPU's usual one; the numbers change it."""
+    """The network of the user's cluster, the named one, or the GPU's usual one, with the given changes."""
     found = network(options.network) if options.network else usual_network(spec(options.gpu).name)
     found = cluster.network if cluster else found
     if options.rail_gbit:
@@ -204,7 +204,7 @@ def read_network(options: PlanOptions, cluster: Cluster | None = None) -> Networ
 
 
 def read_policy(words: str) -> Policy | str:
-    """`auto`, `none`, or the policy of a file."""
+    """`auto`, `none`, or the policy in a file."""
     if words in ("auto", "none"):
         return words
     if words.endswith(".json") or Path(words).exists():
@@ -215,7 +215,7 @@ def read_policy(words: str) -> Policy | str:
 
 
 def _gpus(options: PlanOptions) -> int:
-    """How many GPUs: as given, by the ranks, or where a range begins."""
+    """Number of GPUs: as given, or from the ranks, or the start of the --scale range; 0 if unknown."""
     unit = options.tp * options.pp * options.cp
     if not options.gpus and options.dp:
         return unit * options.dp
@@ -225,7 +225,7 @@ def _gpus(options: PlanOptions) -> int:
 
 
 def read_job(options: Mapping[str, Any]) -> TrainingJob:
-    """The job; where something does not divide, the error names the nearest choice that does."""
+    """The job. If something does not divide, the error names the nearest choice that does."""
     wanted, gpus = options["model"], options["gpus"]
     check_gpus(gpus)
     rest = gpus // max(1, options["pp"] * options["cp"])

@@ -1,4 +1,4 @@
-"""Weak and strong scaling: one job on more and more GPUs, with and without weft's controls."""
+"""Weak and strong scaling: one job on increasing numbers of GPUs, with and without weft's controls."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from weft.plan.step import PlanProgress, Predict, Prediction, predict
 MAX_GPUS = 1 << 18
 _KINDS = ("weak", "strong")
 STRONG_TOKENS = 1 << 24
-"""Most tokens of a step that a strong curve divides where no batch is given, as in Llama 3's largest run."""
+"""Most tokens in a step of a strong curve if no batch is given, as in Llama 3's largest run."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One size of a curve; `without` has no control of weft, `with_weft` the best for each collective."""
+    """One size of a curve, `without` weft's controls and `with_weft`, the best policy for each collective."""
 
     gpus: int
     job: TrainingJob
@@ -31,12 +31,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """`weak`: the batch grows with the GPUs; `strong`: it stays."""
+    """`weak`: the batch grows with the GPUs; `strong`: the batch stays the same."""
 
     kind: str
     points: tuple[Point, ...]
     note: str = ""
-    """Why the curve begins later or ends earlier than the range does."""
+    """Why the curve starts later or ends earlier than the range; empty if it covers the range."""
 
 
 def parse_range(words: str) -> tuple[int, int]:
@@ -55,7 +55,7 @@ def parse_range(words: str) -> tuple[int, int]:
 
 
 def sizes(job: TrainingJob, low: int, high: int) -> list[int]:
-    """GPUs in the range that the split divides: the smallest number, doubled again and again."""
+    """Numbers of GPUs in the range: the smallest one that the split divides, and its doublings."""
     unit = job.tp * job.pp * job.cp
     start = max(unit, -(-low // unit) * unit)
     if start > high:
@@ -87,7 +87,7 @@ def curve(
     run: Predict = predict,
     progress: PlanProgress | None = None,
 ) -> Curve:
-    """Predictions over a range of GPUs. A strong curve ends where the batch has nothing left to divide."""
+    """Predictions over a range of GPUs. A strong curve ends at the size that cannot divide the batch."""
     chosen = sizes(job, low, high)
     points: list[Point] = []
     note = ""
@@ -117,8 +117,8 @@ def curves(
 ) -> Iterator[Curve]:
     """The weak and the strong curve.
 
-    The weak one keeps what each data-parallel rank has. The strong one divides the job's batch, or where none
-    was given one that the largest size can divide, of at most `STRONG_TOKENS`.
+    The weak curve keeps the batch of each data-parallel rank. The strong curve divides the job's batch or, if
+    none was given, a batch that the largest size can divide, of at most `STRONG_TOKENS`.
     """
     for kind in _KINDS:
         base = job
@@ -128,7 +128,7 @@ def curves(
 
 
 def strong_batch(job: TrainingJob, gpus: int) -> int:
-    """Sequences of a step that this number of GPUs can divide, with a micro-batch for each stage and rank."""
+    """Global batch with one micro-batch per stage and data-parallel rank of `gpus`, up to `STRONG_TOKENS`."""
     unit = job.dp * job.micro_batch * job.pp
     most = max(unit, STRONG_TOKENS // job.seq_len // unit * unit)
     wanted = gpus // (job.tp * job.pp * job.cp) * job.micro_batch * job.pp

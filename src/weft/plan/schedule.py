@@ -1,4 +1,4 @@
-"""Pipeline schedules: what each stage runs in which order, and a drawing of it in units of a forward pass."""
+"""Pipeline schedules: the order in which each stage runs its passes, and a drawing of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from weft.plan.config import TrainingJob
 
 MOST_STAGES, MOST_BATCHES = 8, 12
-"""A drawing shows the pattern: no more stages and micro-batches than a page can show."""
+"""Limits of a drawing, which shows the pattern on one page."""
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,18 @@ class Slot:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A pass in the drawing; times in forward passes of a stage."""
+    """A pass in the drawing; times in units of a stage's forward pass."""
 
     stage: int
     start: float
     length: float
     kind: str
-    """`forward`, `backward` or `weight` (weight gradients that are delayed)."""
+    """`forward`, `backward` or `weight` (delayed weight gradients)."""
     micro_batch: int
 
 
 def order(job: TrainingJob, stage: int) -> list[Slot]:
-    """What a stage runs, in order: GPipe, 1F1B, or 1F1B over interleaved chunks."""
+    """The passes of a stage, in order: GPipe, 1F1B, or 1F1B over interleaved chunks."""
     return slots(job.micro_batches, job.pp, job.interleave, job.schedule, stage)
 
 
@@ -55,7 +55,7 @@ def _slot(k: int, p: int, v: int, *, forward: bool) -> Slot:
 
 
 def drawing(job: TrainingJob) -> list[Drawn]:
-    """The schedule of a small pipeline of the same kind; nothing for one stage or for DualPipe."""
+    """The schedule of a small pipeline of the same kind; empty for a single stage and for DualPipe."""
     if job.pp == 1 or job.schedule == "dualpipe":
         return []
     p, v = min(job.pp, MOST_STAGES), min(job.interleave, 2)
@@ -101,7 +101,7 @@ def _draw(found: list[Drawn], stage: int, start: float, length: float, kind: str
 
 
 def _ready(slot: Slot, stage: int, p: int, v: int, done: dict[tuple[int, Slot], float]) -> float | None:
-    """When the input of a pass is there; None: not yet known."""
+    """Time at which the input of a pass is available; None if not known yet."""
     step = -1 if slot.forward else 1
     place = slot.chunk * p + stage + step
     own = done.get((stage, Slot(True, slot.chunk, slot.micro_batch))) if not slot.forward else 0.0

@@ -1,4 +1,4 @@
-"""The step: from a TrainingJob to a Prediction, with every second accounted for."""
+"""The step: turns a TrainingJob into a Prediction that accounts for every second."""
 
 from __future__ import annotations
 
@@ -18,56 +18,56 @@ from weft.plan.traffic import Need, needs
 from weft.policy import Policy
 
 MEASURED = ("a100-80gb", "h100", "h100-96gb", "h200", "h800", "v100")
-"""GPUs with published runs among those that the constants were fitted to."""
+"""GPUs with published runs that the constants were fitted to."""
 
 Predict = Callable[[TrainingJob], "Prediction"]
 PlanProgress = Callable[[int, int], None]
-"""Called with how many parts of a plan are done, and how many there are."""
+"""Called with the number of finished parts of a plan and the total."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """All collectives of one kind in a step, on the slowest stage; seconds are those of a step."""
+    """All collectives of one kind in a step, on the slowest stage; seconds are per step."""
 
     name: str
     kind: str
     group: Group
     bytes: float
-    """The larger buffer of a rank, once."""
+    """Bytes of one collective: the larger buffer of a rank."""
     count: float
-    """In a step."""
+    """Collectives in a step."""
     alone_s: float
     hidden_s: float
     exposed_s: float
     slows_compute_by_s: float
     policy: Policy | None
-    """None: it overlaps with nothing."""
+    """None: the collectives overlap with nothing."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A predicted step. Simulated: nothing of it was measured."""
+    """A predicted step. Simulated: nothing was measured."""
 
     job: TrainingJob
     step_s: float
     tflops_per_gpu: float
     """Model FLOPs (attention as a full square, no recomputation) per second and GPU."""
     mfu_pct: float
-    """The same against the peak of bf16, in percent, whatever the precision."""
+    """`tflops_per_gpu` as a percentage of the bf16 peak, whatever the precision."""
     exposed_comm_s: float
     breakdown: dict[str, float]
     """Seconds by kind; they add up to `step_s`."""
     collectives: tuple[Collective, ...]
     memory_bytes: dict[str, float]
-    """Of the fullest GPU, by kind."""
+    """Bytes by kind on the GPU that needs most."""
     policy: dict[str, Policy | None]
-    """By collective: what it runs under."""
+    """Policy of each collective; None: it overlaps with nothing."""
     notes: tuple[str, ...] = ()
     simulated: bool = field(default=True, init=False)
 
     @property
     def compute_s(self) -> float:
-        """Seconds of the slowest stage's own kernels, undisturbed."""
+        """Seconds of the slowest stage's kernels without contention."""
         return sum(self.breakdown[k] for k in ("gemm", "attention", "elementwise", "recompute", "optimizer"))
 
     @property
@@ -76,7 +76,7 @@ class Prediction:
 
 
 def predict(job: TrainingJob, figures: Figures | None = None, *, check_memory: bool = True) -> Prediction:
-    """The step of a job. Raises UsageError, with the number, where it does not fit into memory."""
+    """Predict the step of a job. Raises UsageError, with the sizes, if the job does not fit into memory."""
     known = figures or shipped()
     memory = memory_bytes(job, known)
     if check_memory:
@@ -207,7 +207,7 @@ def _part(job: TrainingJob, figures: Figures, stage: Stage, dense: Pass, moe: Pa
 
 
 def _alone_s(need: Need, job: TrainingJob, network: Network, figures: Figures) -> float:
-    """Seconds of a collective that overlaps with nothing."""
+    """Seconds of a collective without overlap."""
     return collective_s(
         need.kind, need.bytes, need.group, job.gpu, network, figures.links, flow_bytes=need.flow_bytes
     )

@@ -1,4 +1,4 @@
-"""A sweep over the ways to split a job, each with and without weft's controls, and its Pareto front."""
+"""A sweep over the ways to split a job, with and without weft's controls, and its Pareto front."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from weft.plan.step import PlanProgress, Predict, Prediction, predict
 from weft.policy import Policy
 
 _LIMIT = 200
-"""Number of predictions of a sweep by default."""
+"""Default number of predictions that a sweep keeps."""
 SCREENED = 2000
-"""Splits that are predicted without controls, to keep the fastest of them; more where more are kept."""
+"""Most splits to predict without controls in order to keep the fastest ones; more if more are kept."""
 TENSOR = (1, 2, 4, 8)
 PIPELINE = (1, 2, 4, 8, 16, 32)
 CONTEXT = (1, 2, 4, 8, 16)
@@ -29,26 +29,26 @@ MICRO = (1, 2, 4)
 _SHARDINGS = ("zero1", "zero3")
 RECOMPUTE = ("none", "selective", "full")
 _SCHEDULES = ("", "zero-bubble", "dualpipe")
-"""The first is 1F1B, or interleaved where a stage has several chunks."""
+"""The first stands for 1F1B, or for interleaved if a stage has several chunks."""
 TOKENS_PER_RANK = 4096
-"""Context parallelism is not tried where a rank would have fewer tokens of a sequence."""
+"""Fewest tokens of a sequence per rank for which context parallelism is tried."""
 
 Options = Mapping[str, Any]
-"""Keyword arguments of a TrainingJob that need not be valid together before they are split."""
+"""Keyword arguments of a TrainingJob that need not be valid together before the job is split."""
 
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One way to run the job, and what it takes."""
+    """One way to run the job, and its prediction."""
 
     job: TrainingJob
     prediction: Prediction
     best: bool = False
-    """Nothing else in the sweep is faster with as little memory on as few GPUs."""
+    """Whether it is on the Pareto front: no faster row needs as little memory and as few GPU-seconds."""
 
     @property
     def label(self) -> str:
-        """What was varied, in a few words."""
+        """The varied options, abbreviated."""
         job = self.job
         parts = [f"tp{job.tp}", f"pp{job.pp}" + (f"x{job.interleave}" if job.interleave > 1 else "")]
         parts += [f"{name}{getattr(job, name)}" for name in ("cp", "ep") if getattr(job, name) > 1]
@@ -69,25 +69,25 @@ class SweepRow:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What was tried."""
+    """The result of a sweep."""
 
     rows: tuple[SweepRow, ...]
     """Fastest first."""
     refused: tuple[str, ...]
-    """Why ways were left out: they do not fit into memory, or do not divide."""
+    """Reasons why ways were rejected: they do not fit into memory, or do not divide."""
     left_out: int = 0
-    """Valid ways beyond the limit."""
+    """Number of valid ways beyond the limit."""
 
 
 def options_of(job: TrainingJob) -> dict[str, Any]:
-    """A job as options; what is derived from the split is derived again."""
+    """A job as options; fields derived from the split are reset, to be derived again."""
     found = {field.name: getattr(job, field.name) for field in fields(job)}
     derived = {"dp": 0, "schedule": "", "sequence_parallel": None, "shard_ranks": 0, "expert_tp": 0}
     return {**found, **derived}
 
 
 def axes(options: Options, held: set[str]) -> dict[str, Sequence[object]]:
-    """What varies, and over which values; what the user chose stays."""
+    """The varied options and their values. Options in `held`, chosen by the user, have one value."""
     model = options["model"]
     shape: Model = model if isinstance(model, Model) else preset(model)
     gpus = int(options["gpus"])
@@ -140,14 +140,14 @@ def _pointless(options: Options, chosen: Mapping[str, Any], held: set[str]) -> b
         return True
     if chosen["expert_tp"] == 0 and tp == 1 and "expert_tp" not in held:
         return len(held & {"ep"}) == 0 and chosen["ep"] != 1
-    # With stages zero3 is the same as zero1, see TrainingJob.gathers_layers.
+    # With pipelining, zero3 behaves like zero1: see TrainingJob.gathers_layers.
     return chosen["sharding"] == "zero3" and pp != 1 and "sharding" not in held
 
 
 def ways(job: TrainingJob | Options, fixed: Iterable[str] = ()) -> tuple[list[TrainingJob], int]:
-    """Jobs that differ in how they are split, and how many such splits do not divide.
+    """Jobs that differ in how they are split, and the number of splits that do not divide.
 
-    `fixed` names what the user chose; the rest varies. The GPUs, the batch and the model stay.
+    `fixed` names the options that the user chose; the others vary. The GPUs, the batch and the model stay.
     """
     held = set(fixed)
     options = options_of(job) if isinstance(job, TrainingJob) else job
@@ -165,7 +165,7 @@ def ways(job: TrainingJob | Options, fixed: Iterable[str] = ()) -> tuple[list[Tr
 
 
 def spread(found: Sequence[TrainingJob], most: int) -> list[TrainingJob]:
-    """At most this many of them, evenly spaced from the first to the last."""
+    """At most `most` of the jobs, evenly spaced."""
     if len(found) <= most:
         return list(found)
     return [found[i * len(found) // most] for i in range(most)]
@@ -180,9 +180,9 @@ def sweep(
     fits: Callable[[TrainingJob], str] = lambda job: "",
     progress: PlanProgress | None = None,
 ) -> Sweep:
-    """Predict the ways without controls, and the fastest of them with; `limit` predictions are kept.
+    """Predict the ways without controls, then the best of them with controls; keep `limit` predictions.
 
-    `fits` gives the reason why a job does not fit into memory, or nothing.
+    `fits` returns the reason why a job does not fit into memory; empty if it fits.
     """
     held = set(fixed)
     given = job.policy if isinstance(job, TrainingJob) else job.get("policy")
@@ -220,14 +220,14 @@ def sweep(
 
 
 def _chosen(rows: Sequence[SweepRow], most: int) -> list[SweepRow]:
-    """The rows on the front and then the fastest."""
+    """At most `most` rows: those on the front first, then the fastest others."""
     best = [row for row in rows if row.best][:most]
     rest = [row for row in rows if not row.best][: most - len(best)]
     return sorted([*best, *rest], key=lambda row: row.prediction.step_s)
 
 
 def front(rows: Sequence[SweepRow]) -> list[SweepRow]:
-    """The rows, fastest first, those on the front of step time, memory and cost marked."""
+    """The rows, fastest first, with those on the Pareto front of step time, memory and cost marked."""
     ordered = sorted(rows, key=lambda row: (row.prediction.step_s, total_memory(row.prediction)))
     marked: list[SweepRow] = []
     known: list[tuple[float, float]] = []
@@ -241,12 +241,12 @@ def front(rows: Sequence[SweepRow]) -> list[SweepRow]:
 
 
 def total_memory(found: Prediction) -> float:
-    """Bytes of the fullest GPU."""
+    """Bytes on the GPU that needs most."""
     return float(sum(found.memory_bytes.values()))
 
 
 def room(figures: Figures | None = None) -> Callable[[TrainingJob], str]:
-    """Returns a function that says why a job does not fit into memory with a margin; empty if it fits."""
+    """A function that returns why a job does not fit into memory with a margin; empty if it fits."""
     known = figures or shipped()
 
     def reason(job: TrainingJob) -> str:

@@ -1,4 +1,4 @@
-"""Traffic: every collective of a step, and the compute that it can overlap with."""
+"""Traffic: the collectives of a step, and the compute that each can overlap with."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from weft.plan.figures import Software
 from weft.plan.memory import stage_params
 from weft.plan.pipeline import Stage
 
-BUCKET_ELEMENTS = 40e6  # gradients that travel together, Megatron's default: at least this,
-BUCKET_PER_RANK = 1e6  # and at least this for each rank, so that latency does not dominate
+BUCKET_ELEMENTS = 40e6  # fewest gradient elements in a bucket, as in Megatron by default,
+BUCKET_PER_RANK = 1e6  # and fewest per rank of the group, so that latency does not dominate
 MAXIMA = 12  # scaled tensors of a layer: input, weight and gradient of four matmuls
 
 
 @dataclass(frozen=True)
 class Need:
-    """A collective that a stage needs."""
+    """A collective of a stage."""
 
     name: str
-    """`tp`, `cp`, `ep`, `pp`, `grads`, `params`, `amax`: whose it is."""
+    """What the collective is for: `tp`, `cp`, `ep`, `pp`, `grads`, `params` or `amax`."""
     kind: str
     group: Group
     bytes: float
     count: float
-    """Times for each micro-batch, or for each step."""
+    """Number of collectives per micro-batch or, if `each_step`, per step."""
     window: Work
-    """Compute that one of them can overlap with."""
+    """Compute that one collective can overlap with."""
     floor: float = 0.0
-    """Share that has nothing to overlap with."""
+    """Fraction of the collective that has nothing to overlap with."""
     hidden: bool = False
     """Whether the software overlaps it with compute."""
     each_step: bool = False
     kernels_s: float = 0.0
-    """Seconds of compute that compression adds to each."""
+    """Seconds of compute that compression adds to each collective."""
     flow_bytes: float = 0.0
-    """Bytes of all buckets where it is one of several that follow each other; 0: it is alone."""
+    """Bytes of all buckets, if this is one of several consecutive buckets; 0: it is a single collective."""
 
 
 def hides(job: TrainingJob, software: Software, name: str) -> bool:
     """Whether the job or its software overlaps this kind of collective with compute."""
     if job.hide is None and job.schedule == "dualpipe" and name in ("ep", "pp"):
-        return True  # what the schedule is for
+        return True  # DualPipe is designed to hide these
     return name in (job.hide if job.hide is not None else software.hides)
 
 
 def needs(
     job: TrainingJob, software: Software, fusion: float, stage: Stage, dense: Pass, moe: Pass
 ) -> list[Need]:
-    """All collectives of one stage, for one micro-batch or for the step."""
+    """All collectives of one stage, per micro-batch or per step."""
     found: list[Need] = []
     for count, layer, routed in ((stage.dense_layers, dense, False), (stage.moe_layers, moe, True)):
         if count:
@@ -76,28 +76,28 @@ def _tokens(job: TrainingJob) -> float:
 def _tensor(
     job: TrainingJob, software: Software, fusion: float, layer: Pass, layers: int, routed: bool
 ) -> Iterator[Need]:
-    """Two pairs of collectives in a layer, attention's and the MLP's, forward and backward."""
+    """The tensor-parallel collectives of a layer: one pair for attention and one for the MLP."""
     ranks = group(job.tp, 1, job.network)
     size = 2.0 * _tokens(job) * job.model.hidden
     sites = [size] if job.model.parallel_block and not routed else [size, size]
     if routed:
         sites[1] = size * job.model.experts_per_token if job.expert_tp > 1 else 0.0
     again = 1 if job.recompute == "full" else 0
-    # Where every other matmul's output is kept, what was gathered is gathered again.
+    # If every other matmul's output is kept ("half"), the input is gathered again for the recomputation.
     regather = 1 if job.recompute == "selective" and software.selective == "half" else again
     forward = layer.forward.gemm / len(sites)
     backward = layer.backward.gemm / len(sites)
     fused, behind = hides(job, software, "tp"), hides(job, software, "tp_backward")
     for bytes_ in sites:
         if job.sequence_parallel:
-            # Fused kernels send the last of `tp` pieces with nothing left to compute. Beyond a node they are
-            # not used: Transformer Engine and symmetric memory need NVLink.
+            # Fused kernels send the last of `tp` pieces with nothing left to compute. They are not used
+            # across domains: Transformer Engine and symmetric memory need NVLink.
             fused = hides(job, software, "tp") and ranks.scope == "domain"
             reach = 1.0 if software.kernels == "fused" else fusion
             edge = 1 - reach * (1 - 1 / job.tp)
             eight = job.precision in LOW and software.gathers_fp8
             gathered = bytes_ / 2 if eight else bytes_
-            # Megatron keeps its part of the input and gathers it once more for the weight gradient.
+            # Megatron keeps only this rank's part of the input and gathers it again for the weight gradient.
             once_more = software.selective != "half"
             after, before = Work(gemm=forward / 2), Work(gemm=backward / (3 if once_more else 2))
             for kind, size, times in (
@@ -117,7 +117,7 @@ def _tensor(
 
 
 def _context(job: TrainingJob, software: Software, layer: Pass, layers: int) -> Iterator[Need]:
-    """Keys and values travel around the ring; each hop overlaps with the attention of the part at hand."""
+    """Keys and values travel around the ring; each hop overlaps with attention over the current part."""
     m = job.model
     pair = Group(2, 1, 2) if job.tp * job.cp > job.network.domain else Group(2, 2, 2)
     width = (m.mla.kv_rank + m.mla.rope_dim) if m.mla else m.kv_heads * (m.query_dim + m.value_dim) / job.tp
@@ -133,7 +133,7 @@ def _context(job: TrainingJob, software: Software, layer: Pass, layers: int) -> 
 
 
 def _expert(job: TrainingJob, software: Software, layer: Pass, layers: int) -> Iterator[Need]:
-    """Tokens to their experts and back."""
+    """All-to-alls that send tokens to their experts and back."""
     stride = job.tp if job.expert_tp > 1 else 1
     ranks = group(job.ep, stride, job.network)
     m = job.model
@@ -142,7 +142,8 @@ def _expert(job: TrainingJob, software: Software, layer: Pass, layers: int) -> I
     low = job.precision in LOW and software.dispatch.endswith("-fp8")
     again = 2 if job.recompute == "full" else 1
     hidden = hides(job, software, "ep")
-    # Forward, tokens are dispatched in 8 bits where the software does so; backward, the combine's gradient.
+    # In each pass, one of the two all-to-alls is in 8 bits if the software does so: forward the dispatch,
+    # backward the gradient of the combine.
     for work, times in ((layer.forward, again), (layer.backward, 1)):
         window = Work(attention=work.attention / 2, gemm=work.gemm / 2)
         for bytes_ in (size / 2 if low else size, size):
@@ -150,7 +151,7 @@ def _expert(job: TrainingJob, software: Software, layer: Pass, layers: int) -> I
 
 
 def _stages(job: TrainingJob, software: Software, stage: Pass) -> Iterator[Need]:
-    """Activations to the next stage, gradients to the one before."""
+    """Activations to the next stage, gradients to the previous one."""
     if job.pp == 1:
         return
     stride = job.tp * job.cp * job.dp
@@ -170,7 +171,7 @@ def _data(job: TrainingJob, software: Software, stage: Stage, dense: Pass, moe: 
         parts.append((experts, job.expert_replicas, job.tp * job.ep))
     sent = sum(params for params, ranks, _ in parts if ranks > 1)
     for params, ranks, stride in parts:
-        # Experts and the rest leave over the same rails, so they share the compute to hide behind.
+        # Expert and other gradients use the same rails, so they share the compute that hides them.
         window = stage_pass * (params / sent) if ranks > 1 else stage_pass
         if job.gathers_layers:
             yield from _fully_sharded(job, software, stage, params, ranks, stride, window)
@@ -192,10 +193,10 @@ def _replicated(
     stage: Pass,
     matrices: tuple[Matrix, ...],
 ) -> Iterator[Need]:
-    """Gradients once a step, and parameters back where the optimizer is sharded."""
+    """Reduce gradients once per step; if the optimizer is sharded, gather the parameters back."""
     shards = min(ranks, job.shard_ranks)
     ranks_of = group(shards if job.sharding != "none" else ranks, stride, job.network)
-    # With chunks, all but the last one's gradients overlap with the micro-batches that are still to come.
+    # With interleaving, the gradients of all chunks but the last overlap with the remaining micro-batches.
     chunks = job.interleave
     times = 1 + job.pp * (chunks - 1) / chunks if chunks > 1 else 1.0
     grads, gathered = params * software.grad_bytes, params * 2.0
@@ -232,12 +233,13 @@ def _compressed(
     elements: float,
     matrices: tuple[Matrix, ...] = (),
 ) -> Iterator[Need]:
-    """A collective of gradients or parameters as the job's compression sends it."""
+    """A collective of gradients or parameters, under the job's compression."""
     g = plain.group
     width = plain.bytes / elements if elements else 0.0
     payload = Traffic(plain.kind, purpose, elements, width, g.ranks, g.per_domain, matrices)
     found = apply_compression(job.compression, payload, job.gpu)
-    # The pieces share the window by their time on the usual network, so that a faster one never hurts.
+    # The pieces share the window in proportion to their time on the usual network, so that a faster network
+    # never hurts.
     fabric = job.gpu.fabric_bytes_per_s
     rail = usual_network(job.gpu.name).rail_bytes_per_s
     shares = [
@@ -259,9 +261,10 @@ def _compressed(
 
 
 def _bucketed(need: Need, software: Software) -> Need:
-    """In buckets where it overlaps with compute: the last overlaps with nothing, each has its latency.
+    """Split a collective that overlaps with compute into buckets: the last one is exposed, each has latency.
 
-    Where only the job asks for it, latency is that of one: what is hidden is never slower than what is not.
+    If only the job hides it, not the software, the latency is that of one collective, so that hiding it is
+    never slower than not hiding it.
     """
     if not need.each_step or not (need.hidden or need.name in software.hides):
         return need
@@ -281,7 +284,7 @@ def _bucketed(need: Need, software: Software) -> Need:
 
 
 def _matrices(job: TrainingJob, stage: Stage, *, routed: bool) -> tuple[Matrix, ...]:
-    """Shapes of the gradients of one rank."""
+    """Shapes of one rank's gradient matrices."""
     m, found = job.model, []
     if not routed:
         found += [(g, stage.layers) for g in m.attention_gemms(1, job.tp)]
@@ -295,7 +298,7 @@ def _matrices(job: TrainingJob, stage: Stage, *, routed: bool) -> tuple[Matrix, 
 def _fully_sharded(
     job: TrainingJob, software: Software, stage: Stage, params: float, ranks: int, stride: int, work: Pass
 ) -> Iterator[Need]:
-    """Each layer's parameters before it is used, forward and backward; its gradients after."""
+    """Gather each layer's parameters before its forward and backward passes; scatter its gradients after."""
     layers, pieces = stage.layers, software.gathers_per_layer
     shards = min(ranks, job.shard_ranks)
     ranks_of = group(shards, stride, job.network)
@@ -306,7 +309,7 @@ def _fully_sharded(
     gathers, sums = hides(job, software, "params"), hides(job, software, "grads")
     gather = Need("params", "all_gather", ranks_of, each * 2.0, layers * pieces, forward, edge, gathers)
     yield from _compressed(job, software, gather, "weight", each)
-    # Backward, the gathers of one layer and the sum of another share the window.
+    # In the backward pass, the gathers of one layer and the reduction of another share the window.
     third = software.regathers and job.recompute == "full"
     window = backward * (1 / 3 if third else 1 / 2)
     for _ in range(2 if third else 1):
@@ -322,10 +325,10 @@ def _fully_sharded(
 
 
 def token_copies(top_k: int, g: Group, dispatch: str, most_nodes: int = 0) -> float:
-    """How often a token is sent on its way to `top_k` experts that are spread evenly over a group.
+    """How many copies of a token are sent to its `top_k` experts, which are spread evenly over a group.
 
-    `copies`: once for each expert. `node`: once for each node between nodes, once for each rank inside one;
-    the expected number of distinct ones. `most_nodes`: the router's own limit on nodes, 0 for none.
+    `copies`: one per expert. `node`: one per distinct node if the group spans nodes, one per distinct rank if
+    not (the expected number). `most_nodes`: the router's own limit on nodes; 0: none.
     """
     if dispatch == "copies":
         return float(top_k)

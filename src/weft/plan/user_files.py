@@ -1,8 +1,8 @@
-"""A user's own files: a Hugging Face config.json, a torchtitan TOML, Megatron arguments.
+"""Reads a user's own files: a Hugging Face config.json, a torchtitan TOML, Megatron arguments.
 
-Each becomes a `FromFile`: the model, and the options of `PlanOptions` that the file states. What the user
-types wins over the file. Keys that a plan has no use for are ignored; a file that states no model is
-refused.
+Each becomes a `FromFile`: the model, and the options of `PlanOptions` that the file states. Options that the
+user types take precedence over the file. Keys that plans do not use are ignored; a file without a model is
+rejected.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from weft.plan.model_presets import MODELS
 from weft.plan.models import Mla, Model
 
 MOST_BYTES = 1 << 20
-"""Configuration files are small; anything larger is another file."""
+"""Size limit: configuration files are small, so a larger file is something else."""
 USUAL_TOKENS = 8192
-"""Tokens of a sequence where a file states only the most that the model can take."""
+"""Most tokens of a sequence to assume from a file that states only the model's maximum."""
 _log = logging.getLogger("weft.plan")
 
 
 @dataclass(frozen=True)
 class FromFile:
-    """What a file states."""
+    """The content of a file."""
 
     model: Model | None
     options: dict[str, Any] = field(default_factory=dict)
-    """By the names of `PlanOptions`."""
+    """The options that the file states, by their names in `PlanOptions`."""
 
 
 def read_config(path: str | os.PathLike[str]) -> FromFile:
-    """The model and the options of a file, whatever of the three kinds it is."""
+    """Read a file of any of the three kinds."""
     name = os.fspath(path)
     try:
         return _read(read_text(path), name)
@@ -61,7 +61,7 @@ def _read(words: str, name: str) -> FromFile:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """A small text file."""
+    """The content of a small text file."""
     name = os.fspath(path)
     try:
         found = Path(path)
@@ -75,7 +75,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def parse_toml(words: str, name: str) -> dict[str, Any]:
-    """A TOML document."""
+    """Parse a TOML document; `name` is for errors."""
     try:
         import tomllib
     except ImportError:  # Python 3.10
@@ -100,7 +100,7 @@ def _json(words: str, name: str) -> dict[str, Any]:
 
 
 def _int(document: Mapping[str, Any], *names: str, name: str = "", default: int = 0) -> int:
-    """The first of these keys that the file has, as an integer."""
+    """The first of these keys that the document has, as an integer; `name` is for errors."""
     for key in names:
         value = document.get(key)
         if value is None:
@@ -176,7 +176,7 @@ FLAVORS = {
     "qwen3": {"30B-A3B": "qwen3-30b-a3b", "235B-A22B": "qwen3-235b-a22b"},
     "gpt_oss": {"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"},
 }
-"""torchtitan's models and flavors that a plan has presets of."""
+"""torchtitan's models and flavors that have a model preset."""
 TITAN_SCHEDULES = {
     "1f1b": "1f1b",
     "gpipe": "gpipe",
@@ -321,7 +321,7 @@ def megatron(words: str, name: str) -> FromFile:
 
 
 def _flags(words: str) -> dict[str, str]:
-    """Flags and their values; `$NAME` is what the script assigned to NAME."""
+    """Flags and their values; `$NAME` is replaced by the value that the script assigned to NAME."""
     assigned = dict(
         re.findall(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=[\"']?([\w./:-]*)[\"']?\s*(?:#.*)?$", words, re.M)
     )

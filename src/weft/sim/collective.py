@@ -1,4 +1,4 @@
-"""A collective as a launch: its blocks and the rate of each."""
+"""A collective as a launch: its blocks and their rate."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ KERNEL_NAMES = {
     "reduce_scatter": "ncclDevKernel_ReduceScatter",
     "all_to_all": "ncclDevKernel_SendRecv",
 }
-"""Name of the kernel, by collective."""
+"""Kernel name of each collective."""
 FREE_CHANNELS = 16
-"""CTAs of a point-to-point collective that the library chooses on one GPU."""
+"""CTAs that the library chooses for a point-to-point collective on one GPU."""
 REDUCING = ("all_reduce", "reduce_scatter")
-"""Collectives that reduce, which copy engines cannot."""
+"""Collectives that reduce; copy engines cannot run them."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ def collective(
 ) -> CollectiveLaunch:
     """The collective of one iteration with `ctas` blocks for each rank.
 
-    `ghost`: all ranks share this GPU, as in the lab; otherwise each has its own, and one is simulated.
-    `node`: has the time and the kernel of a rank's part, instead of the profile.
+    `ghost`: all ranks share this GPU, as in the lab; otherwise each has its own, and one rank is simulated.
+    `node`: node profile that sets the duration and the kernel of a rank's part; None: the GPU's profile does.
 
     Raises DeadlockError if the blocks cannot all be resident at once.
     """
@@ -59,11 +59,11 @@ def collective(
     if ghost:
         start_s = figures.event_gap_us * 1e-6
         rate = getattr(figures, f"ghost_{workload.collective}_gb_s") * 1e9
-        # All-gather and reduce-scatter have as many loads in flight as all-reduce: they are slower for other
-        # reasons than the latency of memory. Point-to-point transfers do react to it.
+        # All-gather and reduce-scatter have as many loads in flight as all-reduce; what makes them slower is
+        # not memory latency. Point-to-point transfers do depend on it.
         fastest = figures.ghost_all_reduce_gb_s * 1e9
         if workload.collective == "all_to_all":
-            # Point-to-point channels are as fast with a cap on CTAs as without, measured on an H200.
+            # Measured on an H200: a cap on CTAs does not change the total rate of point-to-point channels.
             rate *= FREE_CHANNELS / count
             fastest = rate
     elif part and node:
@@ -94,12 +94,12 @@ def _larger_bytes(workload: Workload) -> int:
 
 
 def _node_transfer_s(workload: Workload, profile: Profile, ctas: int) -> float:
-    """Seconds that the blocks of a collective move bytes between the GPUs of a node."""
+    """Seconds for which the blocks of a collective move bytes between the GPUs of a node."""
     figures, gpu = profile.figures, profile.spec
     larger_bytes = _larger_bytes(workload)
     rate = min(ctas * figures.cta_gb_s, figures.bus_gb_s) * 1e9
     links = node_links(gpu, default_topology(gpu))
-    # With a bus far below NVLink's rate the bottleneck is another network, and its switches do not reduce.
+    # A bus far below NVLink's rate means that another network is the bottleneck; its switches do not reduce.
     in_switch = switch_reduces(gpu) and figures.bus_gb_s * 1e9 > 0.5 * gpu.fabric_bytes_per_s
     return node_transfer_s(
         workload.collective, larger_bytes, workload.ranks, rate, links, in_switch=in_switch
@@ -107,7 +107,7 @@ def _node_transfer_s(workload: Workload, profile: Profile, ctas: int) -> float:
 
 
 def _copied(workload: Workload, profile: Profile, *, ghost: bool, node: Node | None) -> Launch:
-    """A collective by copy engines: no SM, no reduction."""
+    """A collective on copy engines, which use no SM and cannot reduce."""
     if workload.collective in REDUCING:
         raise UsageError(
             f"comm.engine dma: copy engines cannot reduce, so {workload.collective} needs SMs; use engine sm"

@@ -1,4 +1,4 @@
-"""The compiled core: passes launches to the C library and reads the results. The simulator's only ctypes."""
+"""Binding to the compiled core, by ctypes: passes launches to the C library and reads the results."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from weft.sim.launches import Launch
 CORE_LIBRARY = "libweft_sim.so"
 """File name of the compiled core, next to this module."""
 SHARPNESS = 4.0
-"""Exponent with which two limits combine: where they are equal, 84% of either is reached."""
+"""Exponent that combines two limits: where both are equal, the result is 84% of either."""
 _OK, _NEVER_FITS, _STUCK, _NO_MEMORY, _TOO_MANY = range(5)
 
 
 class DeadlockError(UsageError):
-    """A collective whose blocks can never all be resident; a real GPU would hang."""
+    """The blocks of a collective can never all be resident; a real GPU would hang."""
 
 
 class NeverFitsError(UsageError):
-    """A kernel whose block does not fit on an SM."""
+    """A block of a kernel does not fit on an SM."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class SimMachine:
     cache_bytes_per_s: float
     memory_bytes_per_s: float
     in_order: bool = False
-    """A launch's blocks take the SMs in turn from the first one; otherwise the emptiest SM comes first."""
+    """Whether a launch fills the SMs in turn, starting at the first; otherwise it takes the emptiest SM."""
     sharpness: float = SHARPNESS
     """How sharply the delivered bandwidth saturates when demand exceeds it."""
 
@@ -58,7 +58,7 @@ class SimOutcome:
     total_s: float
     block_events: int
     changes: npt.NDArray[np.void]
-    """With `log`: time, sm, launch, change in resident blocks; sorted by time."""
+    """Columns time, sm, launch, change in resident blocks; sorted by time. Empty without `log`."""
 
 
 class _Gpu(Structure):
@@ -133,9 +133,9 @@ def _library() -> ctypes.CDLL:
 
 
 def simulate_launches(machine: SimMachine, launches: Sequence[Launch], *, log: bool = False) -> SimOutcome:
-    """Simulate the launches. `log` records every change of residency, for occupancy over time.
+    """Simulate the launches. With `log`, record every change of residency, to compute occupancy over time.
 
-    Raises NeverFitsError and DeadlockError with the launch's name.
+    NeverFitsError and DeadlockError name the launch that caused them.
     """
     rows, counts, work, deps, latencies = _columns(machine, launches)
     spans = np.zeros((len(launches), 2))
@@ -164,7 +164,7 @@ def _columns(machine: SimMachine, launches: Sequence[Launch]) -> tuple[npt.NDArr
     latencies: list[float] = []
     for i, launch in enumerate(launches):
         speed, foot = launch.speed, launch.footprint
-        # The start of a block is expressed as work, at the rate that the block reaches alone.
+        # Convert a block's start time to work, at the rate that the block reaches alone.
         alone = min(speed.block_rate, speed.window_bytes / machine.latency_s, speed.sm_rate or 1e18)
         rows[i] = (
             launch.kind, launch.priority, len(counts), len(launch.runs), len(deps), len(launch.after),

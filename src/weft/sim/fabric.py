@@ -1,4 +1,4 @@
-"""Fabric: the links between the GPUs of a node, routes, and how concurrent copies share them."""
+"""Fabric: the links between the GPUs of a node, the routes, and how concurrent copies share the links."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.sim.gemm import machine
 from weft.sim.profile import PCIE_SHARE
 
 TOPOLOGIES = ("mesh", "nvswitch", "ring", "pcie")
-"""Topologies of a node. In addition, `host` stands for peers in pinned host memory, to test on one GPU."""
+"""Topologies of a node. In addition, `host` has the peers in pinned host memory, for tests on one GPU."""
 MAX_NODE_RANKS = 64
 """Most ranks of a node."""
 SWITCH_GPUS = 4
@@ -23,9 +23,9 @@ SWITCH_GPUS = 4
 # Overhead of a copy on an MI300X according to arXiv:2511.06605: 71% at 1 KiB, 54% at 64 KiB, 21% at
 # 1 MiB, 2% at 16 MiB. 6 µs of overhead and 2.4 µs of latency before the first byte give 71, 61, 19 and 2%.
 COPY_OVERHEAD_US = 6.0
-"""Of an AMD GPU's copy: what that paper counts as overhead. The rest of its start is latency."""
+"""The part of an AMD copy's start-up time that the paper counts as overhead; the other 2.4 µs are latency."""
 _COPY_START_US = {"amd": COPY_OVERHEAD_US + 2.4, "nvidia": 4.0}
-"""From the issue of a DMA copy to its first byte, in µs; assumed for NVIDIA."""
+"""Delay from the issue of a DMA copy to its first byte, in µs; assumed for NVIDIA."""
 
 Flow = tuple[int, int]
 """A copy in progress: (from rank, to rank)."""
@@ -41,19 +41,19 @@ class Fabric:
     capacity: tuple[float, ...]
     """Bytes per second of each link."""
     routes: tuple[tuple[tuple[int, ...], ...], ...]
-    """Links of a route, by source and destination rank."""
+    """Links of each route, by source and destination rank."""
     period: int
-    """Rotating all ranks by this many maps the fabric onto itself: simulating `period` ranks is enough."""
+    """Rotating all ranks by `period` maps the fabric onto itself, so simulating `period` ranks is enough."""
     engines: int
     """DMA engines of a GPU."""
     copy_start_s: float
-    """From the issue of a DMA copy to its first byte."""
+    """Delay from the issue of a DMA copy to its first byte."""
 
     @cached_property
     def folded(self) -> dict[Flow, dict[int, float]]:
-        """Load of a copy on each link per unit of its rate, if all of its rotations run concurrently.
+        """Load that a copy puts on each link per unit of its rate, if all of its rotations run concurrently.
 
-        Links that rotate into each other count as one. By (source, target), for targets below the period.
+        By (source, target), for targets below the period. Links that rotate into each other count as one.
         """
         orbit = self._orbits()
         sizes = Counter(orbit)
@@ -66,7 +66,7 @@ class Fabric:
         return weights
 
     def _orbits(self) -> list[int]:
-        """For every link, the first link of its orbit under rotation of the ranks by `period`."""
+        """For each link, the lowest-numbered link of its orbit under rotation of the ranks by `period`."""
         first = list(range(len(self.capacity)))
 
         def find(link: int) -> int:
@@ -94,7 +94,7 @@ class Fabric:
         return self.routes[source][target]
 
     def rates(self, flows: Sequence[Flow]) -> list[float]:
-        """Max-min fair bytes per second of concurrent copies."""
+        """Max-min fair rates of concurrent copies, in bytes per second."""
         routes = [self.routes[source][target] for source, target in flows]
         return fair(
             [dict.fromkeys(route, 1.0) for route in routes], dict(enumerate(self.capacity)), float("inf")
@@ -108,7 +108,7 @@ class Fabric:
 def fair(weights: Sequence[dict[int, float]], capacity: dict[int, float], most: float) -> list[float]:
     """Max-min fair rates of flows.
 
-    `weights`: load of a flow on each link per unit of its rate; `most`: the rate of a flow without links.
+    `weights`: load of each flow on each link per unit of its rate; `most`: rate of a flow that uses no link.
     """
     rates = [0.0] * len(weights)
     active = {i for i, links in enumerate(weights) if links}
@@ -143,26 +143,26 @@ def fair(weights: Sequence[dict[int, float]], capacity: dict[int, float], most: 
 
 
 def default_topology(gpu: GpuSpec) -> str:
-    """The usual topology of a node of eight such GPUs."""
+    """The usual topology of a node of eight GPUs of this type."""
     if gpu.name == "a40":
         return "pcie"
     return "mesh" if gpu.link_kind == "xgmi" else "nvswitch"
 
 
 def node_links(gpu: GpuSpec, topology: str) -> NodeLinks:
-    """Latency and bandwidth of the library's collectives on a node of such GPUs."""
+    """Latency and bandwidth constants of the library's collectives on a node of these GPUs."""
     fitted = gpu.link_kind == "nvlink" and topology not in ("pcie", "host")
     return NODE_LINKS if fitted else UNFITTED_LINKS
 
 
 @lru_cache(maxsize=512)
 def fabric(topology: str, ranks: int, gpu: str) -> Fabric:
-    """A node of `ranks` GPUs with this topology; `gpu`: name or profile file."""
+    """The fabric of a node of `ranks` GPUs; `gpu`: name or profile file."""
     if topology not in _BUILDERS:
         check_choice("topology", topology, TOPOLOGIES)
     check_int("ranks", ranks, 2, MAX_NODE_RANKS, optional=False)
     of = machine(gpu)
-    # Fraction of the links' rate that collectives reach, protocol included.
+    # Fraction of the link rate that collectives reach, protocol overhead included.
     share = min(1.0, of.figures.bus_gb_s * 1e9 / of.spec.fabric_bytes_per_s) if of.spec.links else 1.0
     links, routes, period = _BUILDERS[topology](ranks, of.spec, share)
     return Fabric(
@@ -186,7 +186,7 @@ def _ways(ranks: int, way: _Way) -> list[list[tuple[int, ...]]]:
 
 
 def _mesh(ranks: int, gpu: GpuSpec, share: float) -> _Built:
-    """A dedicated link to every peer. NVLinks are divided evenly; xGMI has one per peer."""
+    """A dedicated connection to every peer: NVLinks are divided evenly, xGMI has one link per peer."""
     peers = ranks - 1
     each = 1 if gpu.link_kind == "xgmi" else max(1, gpu.links // peers)
     rate = share * (each * gpu.link_bytes_per_s if gpu.links >= peers else gpu.fabric_bytes_per_s / peers)
@@ -194,7 +194,7 @@ def _mesh(ranks: int, gpu: GpuSpec, share: float) -> _Built:
 
 
 def _nvswitch(ranks: int, gpu: GpuSpec, share: float) -> _Built:
-    """All links of a GPU go to switches, which connect any pair at full rate."""
+    """All links of a GPU go to switches, which connect any pair of GPUs at full rate."""
     rate = share * gpu.fabric_bytes_per_s
     return [rate] * (2 * ranks), _ways(ranks, lambda a, b: (a, ranks + b)), 1
 
@@ -230,7 +230,7 @@ def _pcie(ranks: int, gpu: GpuSpec, share: float) -> _Built:
 
 
 def _host(ranks: int, gpu: GpuSpec, share: float) -> _Built:
-    """Every GPU has its own link to the host, whose memory holds the data of the peers."""
+    """Every GPU has its own link to the host; host memory holds the peers' data."""
     del share
     rate = PCIE_SHARE * gpu.pcie_bytes_per_s
     return [rate] * (2 * ranks), _ways(ranks, lambda a, b: (a, ranks + b)), 1

@@ -1,7 +1,7 @@
-"""Fluid simulation of copies and kernels on the GPUs of a node: rates change only at starts and ends.
+"""Fluid simulation of copies and kernels on the GPUs of a node: rates change only when a task starts or ends.
 
-The kernels of a rank run in sequence. Copies share links max-min fairly; they slow concurrent kernels by the
-memory bandwidth they take and, if SMs move the bytes, by those SMs.
+The kernels of a rank run in sequence. Copies share links max-min fairly. They slow concurrent kernels by the
+memory bandwidth they use and, if SMs move the bytes, by the SMs they occupy.
 """
 
 from __future__ import annotations
@@ -13,48 +13,48 @@ from dataclasses import dataclass, field
 from weft.sim.fabric import Fabric, fair
 
 MEMORY_STALL = 0.5
-"""Slowdown of a compute-bound kernel per fraction of memory bandwidth that copies take.
+"""Relative slowdown of a compute-bound kernel, per fraction of the memory bandwidth that copies use.
 
-Fitted to one measurement: an all-gather of 64 MiB shards and a GEMM as large as 8192³ on eight H100 (pytorch
-PR 172714) take 2.96 ms in sequence, 2.02 by shards on SMs, 1.77 on copy engines; the model gives 2.99, 2.07
-and 1.71."""
+Fitted to one measurement: an all-gather of 64 MiB shards and a GEMM the size of 8192³ on eight H100 (pytorch
+PR 172714) take 2.96 ms in sequence, 2.02 ms overlapped by shards with copies on SMs, and 1.77 ms with copy
+engines; the model gives 2.99, 2.07 and 1.71 ms."""
 LEAST_MEMORY = 0.25
 """Fraction of the memory bandwidth that copies always leave to kernels."""
 _SAME_S = 1e-10
-"""Ends closer together than this are one event."""
+"""Events closer together than this are simultaneous."""
 _ENDLESS = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A kernel, a copy from a peer, or a library collective of fixed duration, on one rank."""
+    """One rank's kernel, copy from a peer, or library collective of fixed duration."""
 
     name: str
     rank: int
     after: tuple[int, ...] = ()
     """Indices of the tasks that this one waits for."""
     issue_s: float = 0.0
-    """Time at which the host issues it."""
+    """Time at which the host issues the task."""
     source: int = -1
     """Copy: source rank; -1 for other tasks."""
     copied_bytes: float = 0.0
     alone_s: float = 0.0
     """Kernel: duration of its arithmetic with all SMs."""
     shared_s: float = 0.0
-    """Kernel: duration of its arithmetic with the SMs that copies leave free."""
+    """Kernel: duration of its arithmetic on the SMs that copies leave free."""
     memory_bytes: float = 0.0
-    """Kernel: bytes through device memory."""
+    """Kernel: device memory traffic in bytes."""
     fixed_s: float = 0.0
     """Library collective: duration."""
 
     @property
     def is_copy(self) -> bool:
-        """Whether it is a copy from a peer."""
+        """Whether the task is a copy from a peer."""
         return self.source >= 0
 
     @property
     def moves(self) -> bool:
-        """Whether it is a copy or a collective, which do not run on the stream of the kernels."""
+        """Whether the task is a copy or a collective; neither runs on the stream of the kernels."""
         return self.source >= 0 or self.fixed_s > 0
 
 
@@ -65,19 +65,19 @@ class FlowNode:
     fabric: Fabric
     memory_bytes_per_s: float
     lanes: int
-    """Concurrent copies of a rank."""
+    """Most concurrent copies of a rank."""
     start_s: float
-    """From the start of a copy to its first byte."""
+    """Delay from the start of a copy to its first byte."""
     traffic: float
-    """Bytes through memory at each end per byte copied."""
+    """Bytes of memory traffic at each end per byte copied."""
     most_bytes_per_s: float = _ENDLESS
-    """Most bytes per second into a rank."""
+    """Limit on the bytes per second that a rank receives."""
     takes_sms: bool = False
     """Whether copies use SMs."""
     stream_gap_s: float = 0.0
-    """From the end of a kernel to the start of the rank's next one."""
+    """Gap between the end of a kernel and the start of the rank's next one."""
     event_gap_s: float = 0.0
-    """From the end of a task to the start of one that waits for it on another stream."""
+    """Gap between the end of a task and the start of one that waits for it on another stream."""
 
 
 @dataclass(frozen=True)
@@ -101,21 +101,21 @@ class _State:
     ready_s: list[float]
     followers: list[list[int]]
     kernels: list[list[int]]
-    """By rank: kernels that have not started, the next one last."""
+    """Kernels of each rank that have not started; the next one is last."""
     free_s: list[float]
     lanes: list[int]
     queues: list[list[int]]
-    """By rank: copies that are ready, in order of issue."""
+    """Copies of each rank that are ready, in order of issue."""
     left: dict[int, float] = field(default_factory=dict)
     """Remaining bytes of active copies and remaining fractions of running kernels."""
     running: list[int] = field(default_factory=list)
     """Running kernel of each rank; -1 if none."""
     timers: list[tuple[float, int]] = field(default_factory=list)
-    """(time, task): a copy becomes ready or moves its first byte, a collective ends, a kernel may start."""
+    """(time, task): a copy is ready or moves its first byte, a collective starts or ends, a kernel starts."""
 
 
 def slowed(arithmetic_s: float, memory_bytes: float, taken: float, memory_bytes_per_s: float) -> float:
-    """Seconds of a kernel concurrent with copies that take `taken` bytes per second of device memory."""
+    """Duration of a kernel while copies use `taken` bytes per second of device memory bandwidth."""
     share = min(taken / memory_bytes_per_s, 1 - LEAST_MEMORY)
     return max(
         arithmetic_s * (1 + MEMORY_STALL * share), memory_bytes / memory_bytes_per_s / (1 - share), 1e-9
@@ -123,7 +123,7 @@ def slowed(arithmetic_s: float, memory_bytes: float, taken: float, memory_bytes_
 
 
 def flow(node: FlowNode, tasks: Sequence[Task]) -> Flowed:
-    """Simulate the tasks of the ranks below the fabric's period."""
+    """Simulate the tasks of ranks 0 to `fabric.period` - 1; the other ranks behave like these."""
     return _Run(node, tasks).result()
 
 
@@ -135,7 +135,7 @@ class _Run:
         self.end = [-1.0] * len(tasks)
         self.now = 0.0
         self.changed = True
-        """Whether the set of active copies changed since the links were shared."""
+        """Whether the set of active copies has changed since the rates were computed."""
         self.copying: dict[int, float] = {}
         self.busy: list[float] = []
         self.rates: dict[tuple[tuple[int, int], ...], list[float]] = {}
@@ -181,7 +181,7 @@ class _Run:
         return Flowed(self.start, self.end)
 
     def _speeds(self) -> dict[int, float]:
-        """Bytes per second of copies, fractions per second of kernels."""
+        """Speed of each active task: bytes per second of a copy, fraction per second of a kernel."""
         tasks, state = self.tasks, self.state
         if self.changed:
             self._share()
@@ -196,7 +196,7 @@ class _Run:
         return speeds
 
     def _share(self) -> None:
-        """Share the links among the active copies; patterns recur, so their rates are cached."""
+        """Share the links among the active copies. Sets of copies recur, so their rates are cached."""
         tasks, ranks = self.tasks, self.node.fabric.period
         moving = [i for i in self.state.left if tasks[i].is_copy]
         moving.sort(key=lambda i: (tasks[i].source, tasks[i].rank))
@@ -263,7 +263,7 @@ class _Run:
             heapq.heappush(state.timers, (max(state.ready_s[i], state.free_s[rank], self.now), i))
 
     def _wake(self) -> None:
-        """Process the timers that are due: copies become active, kernels start."""
+        """Process the timers that are due: activate copies, start kernels, end collectives."""
         state = self.state
         while state.timers and state.timers[0][0] <= self.now + _SAME_S:
             _, i = heapq.heappop(state.timers)

@@ -10,15 +10,15 @@ from weft.gpu.specs import spec
 from weft.sim.profile import Profile, names, profile
 
 MOST_KNOWN = 200_000
-"""GEMMs whose cost is kept."""
+"""Most GEMMs whose cost is cached."""
 _MEMORY_SHARE = 0.85
-"""Fraction of the data sheet's memory bandwidth for GPUs without a profile: what the H200 reaches."""
+"""Fraction of the data sheet's memory bandwidth assumed for GPUs without a profile; an H200 reaches it."""
 NEAREST = {"a100-80gb": "a100", "b200": "h200"}
-"""The profile that a GPU without its own is derived from."""
+"""GPUs without a profile of their own, each with the profile to derive theirs from."""
 
 
 def machine(name: str) -> Profile:
-    """The profile of a GPU by name or file; without one, derived from its data sheet and a similar GPU."""
+    """The profile of a GPU, by name or file; without one, derived from the data sheet and a similar GPU."""
     if name.endswith(".json"):
         return profile(name)
     return _derived(spec(name).name)
@@ -42,7 +42,7 @@ def _derived(name: str) -> Profile:
 
 
 class Gemms:
-    """GEMM costs on one GPU; each is computed once."""
+    """GEMM costs on one GPU, cached."""
 
     def __init__(self, of: Profile) -> None:
         self.profile = of
@@ -79,7 +79,7 @@ class Gemms:
 
 
 def gemm_rates(of: Profile) -> GemmRates:
-    """What the profile's GPU reaches in a library's GEMM kernels."""
+    """The rates that the profile's GPU reaches in the library's GEMM kernels."""
     figures = of.figures
     overhead_ns = figures.latency_ns + figures.memory_latency_ns + figures.block_start_ns
     return GemmRates(

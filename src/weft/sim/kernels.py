@@ -16,20 +16,20 @@ from weft.sim.profile import Profile, footprint
 from weft.workload import DTYPE_BYTES, Compute
 
 SURPLUS_WAVES = 16
-"""Surplus blocks (without a tile) beyond this many waves are simulated in batches."""
+"""Surplus blocks (blocks without a tile) beyond this many waves are simulated in batches."""
 LINE_BYTES = 128
-"""A line of the shared cache."""
+"""Size of a line of the shared cache (L2)."""
 SHORT_REQUEST_COST = 0.125
-"""How much more of the cache's bandwidth a byte takes in requests of half a line: rows of A in tiles of 32
-along K. On an H200 those tiles are 3 to 7% slower than tiles of 64 where the cache is the limit."""
+"""Additional cache bandwidth per byte of A if requests cover half a line, as with tiles of 32 along K. On an
+H200 these tiles are 3 to 7% slower than tiles of 64 where the cache is the limit."""
 SHARED_WORDS = 32
-"""32-bit words that an SM reads from shared memory in a clock, on every GPU here."""
+"""32-bit words that an SM reads from shared memory per clock, on every GPU that weft has a profile of."""
 ATTENTION_TILE = 128
-"""Rows of queries, and of keys, that attention handles at a time."""
+"""Rows of queries, and of keys, in one tile of attention."""
 ROW_WAVES = 64
-"""Limit of waves for row kernels, whose blocks are short."""
+"""Most waves that are simulated for row kernels, whose blocks are short."""
 _MAX_WAVES = 512
-"""Limit of waves for blocks with work: beyond it, single blocks make no difference."""
+"""Most waves that are simulated for blocks with work: beyond it, single blocks make no difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,9 @@ class ComputeKernel:
     registers: int
     shared_bytes: int
     runs: Callable[[int], tuple[tuple[int, float], ...]]
-    """(blocks, work per block) for a number of resident blocks per SM."""
+    """Maps the resident blocks per SM to the runs of the grid: (blocks, work per block)."""
     speed: Callable[[int], Speed]
-    """Rate of a block for a number of resident blocks per SM."""
+    """Maps the resident blocks per SM to the rate of a block."""
     kind: LaunchKind = LaunchKind.GRID
     units: int = 0
     unit_bytes: float = 0.0
@@ -91,7 +91,7 @@ def _triton_mlp(compute: Compute, profile: Profile) -> list[ComputeKernel]:
 def _tiled(
     compute: Compute, profile: Profile, shape: tuple[int, int, int], grid: tuple[int, int] | None
 ) -> ComputeKernel:
-    """A Triton GEMM; blocks of a small grid loop over tiles, surplus blocks exit immediately."""
+    """A Triton GEMM. Blocks of a small grid loop over tiles; surplus blocks exit immediately."""
     m, n, k = shape
     tile_m, tile_n, tile_k = compute.tile or (64, 64, 64)
     size = DTYPE_BYTES[compute.dtype]
@@ -105,7 +105,7 @@ def _tiled(
 
     def speed(residency: int) -> Speed:
         slots = residency * profile.spec.sms
-        # If all blocks are resident they loop over their tiles in lockstep; blocks of several waves drift
+        # If all blocks are resident, they loop over their tiles in lockstep. With several waves, blocks drift
         # apart and spread over all columns.
         walk = min(columns, across) if columns * rows <= slots else across
         miss = _miss(profile, shape, (tile_m, tile_n), size, walk, min(slots, columns * rows))
@@ -121,7 +121,7 @@ def _tiled(
         model = speed(residency)
         alone = min(model.sm_rate, model.window_bytes / (profile.figures.latency_ns * 1e-9))
         slots = residency * profile.spec.sms
-        # Blocks without work exit: their start does not compete for the SM's arithmetic and loads.
+        # Blocks without work exit at once, so their start does not compete for the SM's arithmetic and loads.
         free = min(1.0, model.sm_rate / residency / alone)
         grid_runs = _grid_runs(across, down, columns, rows, tile_bytes)
         return _batched(grid_runs, slots, model.start_s * alone, free)
@@ -139,9 +139,9 @@ def _tiled(
 def _batched(
     runs: tuple[tuple[int, float], ...], slots: int, start_work: float, free: float
 ) -> tuple[tuple[int, float], ...]:
-    """Replace long runs of equal blocks by fewer blocks that each do the work of several in sequence.
+    """Replace long runs of equal blocks by fewer blocks, each of which does the work of several in sequence.
 
-    `free`: share of the start's work that a block without work takes.
+    `free`: fraction of the start-up work (`start_work`) that a block without work costs.
     """
     found = []
     for count, work in runs:
@@ -152,11 +152,11 @@ def _batched(
 
 
 def _tile_gemm(compute: Compute, profile: Profile) -> list[ComputeKernel]:
-    """A textbook tiled GEMM: vector units, one tile in shared memory, load, barrier, compute.
+    """A textbook tiled GEMM on vector units: load one tile into shared memory, barrier, compute.
 
     A block alternates between loads and arithmetic, so a block alone leaves its SM idle while it waits.
     Arithmetic reads its operands from shared memory: a thread with n x n results needs 2n words for n² steps.
-    GPUs with twice the vector units have no more words in a clock, so they gain little.
+    GPUs with twice the vector units read no more words per clock, so they gain little.
     """
     tiled = _tiled(compute, profile, (compute.shape[0], compute.shape[1], compute.shape[2]), compute.grid)
     tile_m, tile_n, tile_k = compute.tile or (64, 64, 64)
@@ -179,7 +179,7 @@ def _tile_gemm(compute: Compute, profile: Profile) -> list[ComputeKernel]:
 
 
 def _window(profile: Profile, in_flight: float, miss: float) -> float:
-    """Bytes in flight at the latency of the cache; misses take longer and lower the effective window."""
+    """Effective bytes in flight at the cache's latency: misses take longer, which reduces them."""
     latency = profile.figures.latency_ns
     return in_flight * latency / (latency + miss * profile.figures.memory_latency_ns)
 
@@ -187,7 +187,7 @@ def _window(profile: Profile, in_flight: float, miss: float) -> float:
 def _grid_runs(
     across: int, down: int, columns: int, rows: int, tile_bytes: float
 ) -> tuple[tuple[int, float], ...]:
-    """Blocks in launch order (x first) with the work of the tiles that each loops over."""
+    """Blocks in launch order (x first), each with the work of the tiles that it loops over."""
     runs: list[list[float]] = []
     for y in range(rows):
         high = (down - y + rows - 1) // rows if y < down else 0
@@ -210,10 +210,10 @@ def _miss(
     columns: int,
     resident: int,
 ) -> float:
-    """Fraction of a GEMM's cache traffic that goes to memory.
+    """Fraction of a GEMM's cache traffic that goes to device memory.
 
-    Resident blocks proceed along K together, so each panel of A and B is fetched once for all of them; a
-    later wave fetches it again, unless the operand fits into the cache.
+    Resident blocks proceed along K together, so they fetch each panel of A and B once for all. A later wave
+    fetches it again, unless the operand fits into the cache.
     """
     m, n, k = shape
     covered = min(resident, -(-m // tile[0]) * -(-n // tile[1]))
@@ -246,7 +246,7 @@ def _library_gemm(
     *,
     persistent: bool | None = None,
 ) -> ComputeKernel:
-    """The vendor's kernel: large tiles, one block per SM, persistent on the newest GPUs."""
+    """The vendor's kernel: large tiles, one block per SM; persistent on the newest GPUs."""
     m, n, k = shape
     size = DTYPE_BYTES[compute.dtype]
     tile_m, tile_n = LARGE_TILE
@@ -294,7 +294,7 @@ def _attention(compute: Compute, profile: Profile) -> list[ComputeKernel]:
     size = DTYPE_BYTES[compute.dtype]
     tiles = batch * heads * -(-sequence // ATTENTION_TILE)
     loaded = (sequence + ATTENTION_TILE) * head * size  # half of K and V (causal), and Q
-    # Causal: the tile on the diagonal is computed in full, and the pipeline fills with the first one.
+    # Causal: tiles on the diagonal are computed in full, and the first tile fills the pipeline.
     flops = compute.flops / compute.repeat / tiles * (1 + 3 * ATTENTION_TILE / sequence)
     rate = profile.spec.flops(compute.dtype) / profile.spec.sms * profile.figures.attention_efficiency
     most = profile.spec.shared_bytes_per_block_optin
@@ -308,7 +308,7 @@ def _attention(compute: Compute, profile: Profile) -> list[ComputeKernel]:
 
 
 def _rows(compute: Compute, profile: Profile) -> list[ComputeKernel]:
-    """Memory-bound kernels: every byte is read and written once."""
+    """Memory-bound kernels, which read and write every byte once."""
     figures = profile.figures
     factor = figures.elementwise_traffic if compute.kind == "gelu" else figures.rows_traffic
     total = compute.traffic_bytes / compute.repeat * factor

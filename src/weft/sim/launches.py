@@ -12,7 +12,7 @@ class LaunchKind(IntEnum):
     GRID = 0
     """A grid of blocks, each with its own work, as in most kernels."""
     POOL = 1
-    """Persistent: the resident blocks take units of work from a pool until it is empty."""
+    """A persistent kernel: the resident blocks take units of work from a pool until it is empty."""
     DELAY = 2
     """A wait on its stream; uses no SM."""
     ENGINE = 3
@@ -25,13 +25,13 @@ class Footprint:
 
     warps: int
     registers: int
-    """Counted over all lanes."""
+    """Registers of all lanes of all warps."""
     shared_bytes: int
-    """Including the driver's reserve."""
+    """Includes the driver's reserve."""
 
 
 NO_FOOTPRINT = Footprint(warps=0, registers=0, shared_bytes=0)
-"""Of launches without blocks."""
+"""The footprint of launches without blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Speed:
     """The rate of a block. Work is measured in bytes through the shared cache (L2)."""
 
     sm_rate: float = 0.0
-    """Bytes per second that an SM shares among its compute blocks; 0: the block does not compete for it."""
+    """Bytes per second that an SM divides among its compute blocks; 0: this block takes no share of them."""
     block_rate: float = 1e18
     """Bytes per second that a block reaches alone."""
     window_bytes: float = 1e18
@@ -47,9 +47,9 @@ class Speed:
     miss: float = 0.0
     """Fraction of the bytes that miss the cache and go to device memory."""
     weight: float = 1.0
-    """Bytes of the cache's bandwidth that a byte takes; above 1 for requests shorter than a cache line."""
+    """Cache bandwidth that one byte uses, in bytes; above 1 for requests shorter than a cache line."""
     spare: float = 1.0
-    """How many times longer device memory may take before it slows the block."""
+    """Factor by which device memory may slow down before it slows the block; 1: no slack."""
     start_s: float = 0.0
     """Time to start a block that runs alone."""
 
@@ -63,7 +63,7 @@ class Launch:
     comm: bool = False
     stream: int = 0
     priority: int = 0
-    """Larger is placed first."""
+    """Launches of higher priority are placed first."""
     runs: tuple[tuple[int, float], ...] = ()
     """Blocks in launch order, run-length encoded: (count, bytes of work per block)."""
     units: int = 0
@@ -72,11 +72,11 @@ class Launch:
     footprint: Footprint = NO_FOOTPRINT
     speed: Speed = field(default_factory=Speed)
     group: int = -1
-    """Index of the first launch of the collective that this launch belongs to; -1 if none."""
+    """Index of the first launch of the collective that this launch is part of; -1 if none."""
     first_sm: int = 0
     """The launch does not use SMs below this index."""
     after: tuple[tuple[int, float], ...] = ()
-    """Dependencies: (index of a launch, seconds from its end to this start)."""
+    """Dependencies: (index of a launch, seconds from its end to the start of this one)."""
     seconds: float = 0.0
     """DELAY and ENGINE: duration."""
 

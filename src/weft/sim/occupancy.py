@@ -12,7 +12,7 @@ from weft.sim.core import SimMachine, simulate_launches
 from weft.sim.launches import Launch
 
 OCCUPANCY_BINS = 480
-"""Bins over the simulated time."""
+"""Number of bins over the simulated time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,10 @@ def occupancy(machine: SimMachine, launches: Sequence[Launch], bins: int = OCCUP
 
 
 def _binned(changes: npt.NDArray[np.void], sms: int, total_s: float, bins: int) -> npt.NDArray[np.float64]:
-    """A change counts in proportion to the rest of its own bin, and fully in all later bins."""
+    """Mean resident blocks by SM and bin.
+
+    A change counts for the part of its own bin that follows it, and fully in all later bins.
+    """
     place = changes["time"] / total_s * bins
     column = np.minimum(place.astype(np.int64), bins - 1)
     amount = changes["change"].astype(np.float64)

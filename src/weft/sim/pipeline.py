@@ -20,20 +20,20 @@ COMM_STREAM = 100
 
 
 PLACING_US = 5.0
-"""What it takes to place a collective that is ready. The exact head start is modelled as a wait until the
-collective's stream is ready, which is when the one before it ends, and for this time."""
+"""Time to place a collective that is ready. The placed head start is modelled as a wait until the previous
+collective ends, when the collective's stream becomes ready, plus this time."""
 
 
 @dataclass
 class _Builder:
-    """Appends launches and tracks the last one of every stream."""
+    """Collects launches and tracks the last one on each stream."""
 
     profile: Profile
     launches: list[Launch] = field(default_factory=list)
     last: dict[int, int] = field(default_factory=dict)
 
     def add(self, launch: Launch, stream: int, events: tuple[int, ...] = ()) -> int:
-        """Put a launch on a stream, after its last launch and the launches `events` of other streams."""
+        """Add a launch to a stream; it waits for the stream's last launch and the launches in `events`."""
         figures = self.profile.figures
         after = [(index, figures.event_gap_us * 1e-6) for index in events]
         if stream in self.last:
@@ -55,7 +55,8 @@ def pipeline(
 ) -> list[Launch]:
     """All launches of a run.
 
-    `ctas`: CTAs of each rank's collective if the policy does not set them; `node`: has its time and kernel.
+    `ctas`: CTAs of each rank's collective if the policy does not set them; `node`: node profile that sets the
+    collective's duration and kernel, None for the GPU's profile.
     """
     check_choice("mode", mode, MODES)
     controls = policy if mode == "overlap" else Policy()
@@ -69,7 +70,7 @@ def pipeline(
         )
     build = _Builder(profile)
     ended: tuple[int, ...] = ()
-    before: tuple[int, ...] = ()  # the collectives before those
+    before: tuple[int, ...] = ()  # launches of the collective before the one in `ended`
     for i in range(workload.iterations):
         events: tuple[int, ...] = ()
         if mode != "comm":
@@ -81,14 +82,14 @@ def pipeline(
 
 
 def head_start_s(policy: Policy) -> float:
-    """Seconds that compute waits for a collective's start, in the model."""
+    """Length of the modelled head start, in seconds; 0 if there is none."""
     return 1e-6 * (PLACING_US if policy.head_start == "placed" else policy.head_start_us)
 
 
 def _shapes(
     plain: list[ComputeKernel], policy: Policy, profile: Profile, *, collectives: bool
 ) -> list[ShapedKernel]:
-    """The kernels of an iteration at the policy's residency; `collectives`: one may be in flight."""
+    """The kernels of an iteration at the policy's residency; `collectives`: a collective may be in flight."""
     found = []
     for kernel in plain:
         residency = policy.residency

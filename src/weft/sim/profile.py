@@ -22,15 +22,15 @@ PROFILE_VERSION = 1
 FOLDER = Path(__file__).parent / "profiles"
 """The profiles that ship with weft."""
 PCIE_SHARE = 0.85
-"""Fraction of a PCIe link's rate that peer copies reach (assumed; the rest is packet overhead)."""
+"""Fraction of a PCIe link's rate that peer copies reach (assumed; packet overhead takes the remainder)."""
 PAPER_NODE = "-paper"
-"""Suffix of a node of arXiv:2606.09200, such as `a100-paper`."""
+"""Name suffix of the nodes of arXiv:2606.09200, such as `a100-paper`."""
 PAPER_RANKS = {"a40": 4, "a100": 4, "h100": 4, "mi250x": 8}
-"""The GPUs of that paper, and how many of each."""
+"""The GPUs of that paper, and the number of GPUs in each node."""
 SHARED_UPLINK = 0.5
-"""Fraction of a PCIe link's rate that is left where two GPUs are behind one uplink."""
+"""Fraction of a PCIe link's rate that each of two GPUs behind one uplink gets."""
 PAPER_CTAS = 8
-"""CTAs of a collective on these nodes, the same for all (assumed)."""
+"""CTAs of a collective, on all nodes of the paper (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class SimFigures:
     """The figures of the simulator."""
 
     latency_ns: float
-    """From a load instruction to its data on an idle memory system."""
+    """Latency of a load from the shared cache on an idle memory system."""
     memory_latency_ns: float
     """Additional latency if the data is not in the shared cache."""
     intake_gb_s: float
@@ -52,7 +52,7 @@ class SimFigures:
     vector_efficiency: float
     """Fraction of the peak fp32 rate that an SM full of blocks of a textbook GEMM reaches."""
     tile_loads: float = 2.0
-    """Loads of a textbook GEMM that wait for each other in every step along K."""
+    """Dependent loads of a textbook GEMM in each step along K."""
     library_efficiency: float
     """Fraction of the peak matrix rate that the vendor's GEMM and convolution reach in full waves."""
     attention_efficiency: float
@@ -60,43 +60,43 @@ class SimFigures:
     rows_bytes: float
     """Bytes that a block of 128 threads of a LayerNorm, softmax or GELU keeps in flight."""
     rows_traffic: float
-    """Bytes through memory per byte that a LayerNorm or softmax needs to move."""
+    """Memory traffic per byte that a LayerNorm or softmax has to move."""
     elementwise_traffic: float
-    """Bytes through memory per byte that a GELU needs to move."""
+    """Memory traffic per byte that a GELU has to move."""
     block_start_ns: float
-    """Start and end of an empty block, alone."""
+    """Time to start and end an empty block that runs alone."""
     stream_gap_us: float
-    """From the end of a kernel to the start of the next on its stream."""
+    """Gap between the end of a kernel and the start of the next on its stream."""
     event_gap_us: float
-    """From the end of a kernel to the start of one that waits for it on another stream, through an event."""
+    """Gap between the end of a kernel and the start of one that waits for it through an event."""
     compute_queues: float
     """Compute streams that the hardware runs concurrently."""
     in_order: float = 0.0
-    """1 if the blocks of every launch take the SMs in turn from the first one, whatever runs there."""
+    """1 if every launch fills the SMs in turn, starting at the first, regardless of their load."""
     persistent: float
     """1 if the vendor's matrix kernels are persistent, one block per SM."""
 
     comm_threads: float
     comm_registers: float
     comm_shared_kib: float
-    """Footprint of a collective's block: threads, registers per thread, shared memory as launched."""
+    """Footprint of a collective's block: threads, registers per thread, KiB of shared memory as launched."""
     comm_latency_ns: float
-    """Latency up to which a collective's block keeps its rate; sets its bytes in flight."""
+    """Memory latency up to which a collective's block keeps its rate; determines its bytes in flight."""
     comm_traffic: float
     """Bytes through the cache per byte that a rank sends."""
     comm_miss: float
-    """Fraction of them that goes to device memory."""
+    """Fraction of the cache traffic that goes to device memory."""
     comm_ctas: float
     """CTAs that the library uses for a collective when every rank has its own GPU."""
     cta_gb_s: float
-    """Bandwidth over a link of one CTA, alone."""
+    """Bandwidth that one CTA alone reaches over the links."""
     bus_gb_s: float
     """Bandwidth of a rank over all of its links."""
     ghost_all_reduce_gb_s: float
     ghost_all_gather_gb_s: float
     ghost_reduce_scatter_gb_s: float
     ghost_all_to_all_gb_s: float
-    """Bandwidth of one CTA, alone, when all ranks share one GPU; all-to-all: with 16 CTAs."""
+    """Bandwidth per CTA of each collective, alone, if all ranks share one GPU; all-to-all: with 16 CTAs."""
     priority: float = 1.0
     """1 if the hardware honours stream priority."""
 
@@ -188,12 +188,12 @@ def profile(name: str) -> Profile:
 
 
 def paper_node(base: Profile, *, ctas: int = PAPER_CTAS) -> Profile:
-    """The node of arXiv:2606.09200 with these GPUs, as far as Fig. 2 shows it.
+    """The node of arXiv:2606.09200 with these GPUs, as far as Fig. 2 reveals it.
 
-    Its ratios at large grids are the same on the three NVIDIA GPUs: 0.95. With four compute streams that
-    takes collectives somewhat longer than the GEMM. Half of a PCIe link gives them, NVLink does not. The
-    MI250X has collectives at the rate of the xGMI links that leave the package. The rules were made with the
-    figure in view.
+    At large grids, the three NVIDIA GPUs have the same ratio, 0.95. With four compute streams, this needs
+    collectives that take somewhat longer than the GEMM: half of a PCIe link explains that, NVLink does not.
+    On the MI250X, collectives run at the rate of the xGMI links that leave the package. These rules were
+    chosen with the figure in view.
     """
     gpu = base.spec
     if gpu.vendor == "nvidia":

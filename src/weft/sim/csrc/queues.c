@@ -1,4 +1,5 @@
-/* What comes next: launches that become ready, and on each launch the SM whose block ends first. */
+/* Event queues: a heap of launches by the time they become ready, and one heap per launch of SMs by the time
+ * their next block ends. */
 #include "state.h"
 
 void queue_push(sim *s, double time, int32_t launch) {

@@ -1,10 +1,10 @@
 /* Event-driven simulation of the blocks of one GPU.
  *
- * A block's speed is `base` (what its SM gives it, at most what it reaches alone) times its launch's share of
- * the memory system. The share is the same for all blocks of a launch, so each launch has a clock of its own
- * that runs at that share; on one SM the blocks of a launch progress alike, so each (launch, SM) pair, a cell,
- * has a clock in units of work. A block's end is then a fixed mark on its cell's clock, and an event costs one
- * heap operation over the SMs, whatever the number of blocks.
+ * A block's speed is its base rate (what its SM gives it, at most what it reaches alone) times its launch's share of
+ * the memory system. The share is the same for all blocks of a launch, so each launch has its own clock, which runs
+ * at that share. The blocks of a launch on one SM progress alike, so each (launch, SM) pair, a cell, has a clock in
+ * units of work. A block's end is then a fixed mark on its cell's clock, and an event costs one heap operation over
+ * the SMs, whatever the number of blocks.
  */
 #include "state.h"
 
@@ -39,7 +39,7 @@ static double next_work(sim *s, const sim_launch *l, progress *p) {
     return s->run_work[l->first_run + p->run];
 }
 
-/* A channel of a collective moves once every rank's block of it is resident. */
+/* Start each channel of a collective once its blocks on all ranks are resident. */
 static void complete_channels(sim *s, int32_t group) {
     for (;;) {
         for (int32_t i = group; i >= 0; i = s->peer[i]) {
@@ -82,7 +82,7 @@ static void place(sim *s, int32_t launch, int32_t sm) {
         retime_others(s, a, sm);
 }
 
-/* Whether a launch's next block goes to `sm` rather than to `than`, where both have room. */
+/* Whether a launch's next block goes to `sm` rather than to `than`, if both have room. */
 static int better(const sim *s, int32_t launch, int32_t sm, int32_t than) {
     if (!s->gpu->in_order)
         return s->sm[sm].warps > s->sm[than].warps;
@@ -90,9 +90,8 @@ static int better(const sim *s, int32_t launch, int32_t sm, int32_t than) {
     return (sm - next + n) % n < (than - next + n) % n;
 }
 
-/* Only the first launch in order of priority and arrival may place blocks; those after it get what is left
- * over once all of its blocks are placed. Only the SMs in `where` can have room that was not there before; NULL: any
- * may. */
+/* Only the first launch, by priority and arrival, may place blocks; the next one follows once all of its blocks are
+ * placed. `where`: the SMs that may have gained room since the last call; NULL: any SM may have. */
 static void place_pending(sim *s, const int32_t *where, int32_t count) {
     while (s->pending_count) {
         int32_t launch = s->pending[0];
@@ -111,7 +110,7 @@ static void place_pending(sim *s, const int32_t *where, int32_t count) {
         }
         s->pending_count--;
         memmove(s->pending, s->pending + 1, (size_t)s->pending_count * sizeof(int32_t));
-        where = NULL; /* what was too large for the first launch may do for the next one */
+        where = NULL; /* an SM without room for the first launch may have room for the next one */
     }
 }
 
@@ -182,7 +181,7 @@ static int open_slot(sim *s, int32_t launch) {
 static void arrive(sim *s, int32_t launch) {
     const sim_launch *l = &s->launch[launch];
     progress *p = &s->at[launch];
-    if (p->state == 1) { /* a delay or a copy that ends */
+    if (p->state == 1) { /* a delay or a copy ends */
         end_launch(s, launch);
         return;
     }
@@ -208,7 +207,7 @@ static void arrive(sim *s, int32_t launch) {
         place_pending(s, NULL, 0);
 }
 
-/* The blocks of the first mark of a cell end; those of a pool take the next piece of work instead. */
+/* End the blocks at the first mark of a cell; blocks of a pool take the next unit of work instead, if any is left. */
 static void finish(sim *s, active *a, int32_t sm) {
     int32_t launch = a->launch;
     const sim_launch *l = &s->launch[launch];
@@ -284,7 +283,7 @@ static int run(sim *s) {
                 return s->failed;
             continue;
         }
-        /* All that ends now ends before anything is placed: otherwise the first SM would take it all. */
+        /* End all blocks that end now before placing any: otherwise the first SM to free up would get them all. */
         int32_t freed = 0;
         double until = who->key[who->heap[0]];
         if (who->clock < until)
@@ -323,7 +322,7 @@ static int prepare(sim *s, const int32_t *dep, const double *dep_latency) {
         p->to_end = p->to_place;
         p->units_left = l->units;
         s->next_first[i] = s->peer[i] = -1;
-        if (l->group >= 0 && l->group < i) { /* after the peers known so far */
+        if (l->group >= 0 && l->group < i) { /* append to the list of peers */
             int32_t last = l->group;
             while (s->peer[last] >= 0)
                 last = s->peer[last];

@@ -1,4 +1,4 @@
-/* The block scheduler of one GPU: what Python hands over, and what it gets back. Times in seconds. */
+/* Interface of the simulated block scheduler of one GPU: its inputs from Python and its results. Times in seconds. */
 #ifndef WEFT_SIM_H
 #define WEFT_SIM_H
 
@@ -9,32 +9,32 @@ enum { SIM_OK = 0, SIM_NEVER_FITS = 1, SIM_STUCK = 2, SIM_NO_MEMORY = 3, SIM_TOO
 
 typedef struct {
     int32_t sms, warps, blocks;
-    int32_t in_order; /* 1: a launch takes the SMs in turn, from the first one; 0: the emptiest SM first */
+    int32_t in_order; /* 1: a launch takes the SMs in turn, from the first; 0: it takes the emptiest SM */
     int64_t registers, shared;
     double latency;   /* of memory without load */
     double bandwidth; /* of the shared cache, bytes per second */
     double memory;    /* of device memory, bytes per second */
-    double sharpness; /* of the bend where demand meets bandwidth; large: a corner */
+    double sharpness; /* how sharply throughput saturates where demand meets bandwidth; large: a corner */
 } sim_gpu;
 
 /* One launch. Work is counted in bytes through the shared cache. */
 typedef struct {
     int32_t kind, priority;
-    int32_t first_run, runs; /* blocks in launch order, run-length coded: (count, work) */
-    int32_t first_dep, deps; /* launches that must end first, each with the latency after it */
-    int32_t warps, group;    /* group: first launch of the collective that this is a rank of, or -1 */
-    int32_t first_sm, pad;   /* SMs below this one are not for this launch */
+    int32_t first_run, runs; /* blocks in launch order, run-length encoded: (count, work) */
+    int32_t first_dep, deps; /* launches that must end first, each with the latency from its end to this start */
+    int32_t warps, group;    /* group: first launch of the collective that this launch is part of, or -1 */
+    int32_t first_sm, pad;   /* the launch does not use SMs below this index */
     int64_t registers, shared;
-    int64_t units;     /* KIND_POOL: pieces of work that the resident blocks share out */
-    double unit_work;  /* KIND_POOL: work of one piece */
-    double sm_rate;    /* work per second that one SM gives to all such blocks on it */
-    double block_rate; /* most that one block reaches alone */
+    int64_t units;     /* KIND_POOL: units of work that the resident blocks take */
+    double unit_work;  /* KIND_POOL: work of one unit */
+    double sm_rate;    /* work per second that an SM divides among its compute blocks; 0: takes no share */
+    double block_rate; /* work per second that one block reaches alone */
     double window;     /* bytes that a block keeps in flight: by Little's law its rate is window / latency */
-    double miss;       /* share of the work that goes on to device memory */
-    double weight;     /* bandwidth of the cache that a byte takes, in bytes: above 1 for short requests */
-    double spare;      /* how many times longer memory may take before it slows the block; 1: no slack */
-    double start_work; /* starting a block costs as much as this work */
-    double delay;      /* KIND_DELAY, KIND_ENGINE: seconds */
+    double miss;       /* fraction of the work that goes on to device memory */
+    double weight;     /* cache bandwidth that one byte uses, in bytes: above 1 for short requests */
+    double spare;      /* factor by which memory may slow down before it slows the block; 1: no slack */
+    double start_work; /* time to start a block, as work at the rate that the block reaches alone */
+    double delay;      /* KIND_DELAY, KIND_ENGINE: duration in seconds */
 } sim_launch;
 
 typedef struct {
@@ -43,7 +43,7 @@ typedef struct {
 
 typedef struct {
     double time;
-    int32_t sm, launch, change, pad; /* change: blocks more (or fewer) of this launch on this SM */
+    int32_t sm, launch, change, pad; /* change: blocks of this launch that this SM gained or lost */
 } sim_change;
 
 typedef struct {

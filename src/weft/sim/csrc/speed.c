@@ -1,4 +1,4 @@
-/* How fast blocks are: clocks of launches and SMs, and the memory system that all share. */
+/* Block speeds: the clocks of launches and SMs, and the memory system that all blocks share. */
 #include "state.h"
 
 #include <math.h>
@@ -24,7 +24,7 @@ double base_rate(const sim *s, const sim_launch *l, int32_t sharing) {
     return window < rate ? window : rate;
 }
 
-/* Bring a cell's clock up to date and give it the rate that its SM now allows. */
+/* Bring a cell's clock up to date and set the rate that its SM now allows. */
 void retime(sim *s, active *a, int32_t sm) {
     cell *c = &a->cells[sm];
     double rate = base_rate(s, &s->launch[a->launch], s->sm[sm].compute_running);
@@ -72,8 +72,8 @@ void start_running(sim *s, active *a, int32_t sm, double work) {
 
 /* ---- the memory system ---- */
 
-/* How much longer everything takes at a load (demand over limit): queues build up before a limit is reached.
- * With a sharpness of 4, 1.19 where the demand equals the limit. */
+/* Slowdown at a given load (demand over limit): queues build up before the limit is reached. With a sharpness of 4
+ * it is 1.19 where demand equals the limit. */
 static double stretch(const sim *s, double load) {
     double p = s->gpu->sharpness;
     if (load < 0.2)
@@ -84,8 +84,9 @@ static double stretch(const sim *s, double load) {
 }
 
 /* Little's law: blocks keep their windows in flight, so beyond saturation the latency grows until the rates
- * window / latency add up to the bandwidth. Returns that latency over the one without load; below 1 where the
- * demand can be met. A launch whose window is larger than it needs is held back later than others. */
+ * window / latency add up to the bandwidth. Returns this latency relative to the unloaded one, or demand over
+ * bandwidth (at most 1) where the demand can be met. The larger a launch's window relative to its rate, the higher
+ * the latency at which it begins to slow down. */
 static double cache_load(const sim *s, int32_t n, const double *base, const double *windows, const double *limit) {
     double demand = 0, held = 0, latency = s->gpu->latency;
     int32_t order[MAX_ACTIVE];
@@ -137,7 +138,7 @@ void share_memory(sim *s) {
         misses += of[i]->base * of[i]->share * s->launch[of[i]->launch].miss;
     }
     double left = 1 / stretch(s, misses / s->gpu->memory);
-    for (int32_t i = 0; left < 1 && i < n; i++) { /* who mostly hits the cache hardly notices */
+    for (int32_t i = 0; left < 1 && i < n; i++) { /* launches that mostly hit the cache hardly slow down */
         double concerned = 2 * s->launch[of[i]->launch].miss;
         double kept = (1 - (1 - left) * (concerned < 1 ? concerned : 1)) * s->launch[of[i]->launch].spare;
         of[i]->share *= kept < 1 ? kept : 1;

@@ -1,12 +1,12 @@
-/* The state of a simulation, shared by its parts: queues.c (what comes next), speed.c (how fast blocks are) and
- * sim.c (which blocks are placed where, and the loop). */
+/* The state of a simulation, shared by queues.c (event queues), speed.c (block speeds) and sim.c (placement of
+ * blocks, and the event loop). */
 #ifndef WEFT_SIM_STATE_H
 #define WEFT_SIM_STATE_H
 
 #include "sim.h"
 
 #define MAX_ACTIVE 48
-#define SAME_TIME 1e-12 /* seconds; ends closer than this are one event */
+#define SAME_TIME 1e-12 /* seconds; ends closer together than this are one event */
 #define MAX_MARKS 64    /* blocks of one launch on one SM; no GPU holds more than 32 */
 
 typedef struct {
@@ -15,7 +15,7 @@ typedef struct {
 } mark;
 
 typedef struct {
-    double clock, since, rate; /* work done per block; launch clock of the last update; work per launch second */
+    double clock, since, rate; /* work done per block; launch clock at the last update; work per launch-clock second */
     int32_t resident, running, marks, place; /* place in the heap, -1: not in it */
     mark ends[MAX_MARKS];
 } cell;
@@ -27,7 +27,7 @@ typedef struct {
     double *key;
     int32_t *heap;
     cell *cells;
-    int32_t *waiting; /* SMs of placed blocks whose channel is not complete, in order of placement */
+    int32_t *waiting; /* collectives: SM of each placed block, in order of placement */
     int32_t waiting_room;
 } active;
 
@@ -36,7 +36,7 @@ typedef struct {
     int64_t left_in_run, to_place, to_end, units_left, placed;
     int32_t deps_left, slot, next_sm;
     double ready;
-    int state; /* 0 waits, 1 arrived, 2 ended */
+    int state; /* 0 waiting, 1 arrived, 2 ended */
 } progress;
 
 typedef struct {
@@ -59,10 +59,10 @@ typedef struct {
     sm_free *sm;
     active slot[MAX_ACTIVE];
     int32_t used[MAX_ACTIVE], active_count; /* slots in use */
-    int32_t *pending, pending_count;        /* launches with blocks to place, highest priority first */
+    int32_t *pending, pending_count;        /* launches with blocks to place, by priority, then arrival */
     arrival *queue;
     int32_t queue_size;
-    int32_t *next_first, *next; /* dependents, as lists */
+    int32_t *next_first, *next; /* linked lists of the dependents of each launch */
     double *next_latency;
     int32_t *next_launch;
     int32_t *peer; /* the next launch of the same collective, -1 after the last */
