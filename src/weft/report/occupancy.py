@@ -26,7 +26,7 @@ class Picture:
 def picture(
     title: str, total_s: float, compute: npt.NDArray[np.float64], comm: npt.NDArray[np.float64], most: float
 ) -> Picture:
-    """Draw resident blocks by SM and time; an SM with `most` blocks is fully opaque, to compare pictures."""
+    """Draw resident blocks by SM and time. An SM with `most` blocks is opaque, so that pictures compare."""
     blocks = compute + comm
     share = np.divide(comm, blocks, out=np.zeros_like(comm), where=blocks > 0)[..., None]
     colours = (1 - share) * np.array(_COMPUTE_RGB) + share * np.array(_COMM_RGB)
