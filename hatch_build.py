@@ -64,7 +64,7 @@ OPT_OUT = "WEFT_NO_SHIM"
 
 
 class CompileError(RuntimeError):
-    """The C sources could not be compiled; the message says how to build without them."""
+    """The C sources could not be compiled; the message says how to build without the shim."""
 
 
 def build(root: Path, platform: str = sys.platform, env: Mapping[str, str] = os.environ) -> list[Path]:

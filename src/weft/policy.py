@@ -14,7 +14,7 @@ from weft.files import write_whole
 from weft.rules import MAX_COMM_CTAS, MAX_RESIDENCY, CommRule, Rule, parse_comm_rules, parse_rules
 
 VERSION = 1
-MAX_HEAD_START_US = 1000.0  # a longer wait is a stall, not a head start: 40 µs already costs on an H200
+MAX_HEAD_START_US = 1000.0  # a longer wait is a stall, not a head start: 40 µs already costs time on an H200
 MAX_PLACED_US = 100_000.0
 PLACED_BOUND_US = 5000.0  # longest wait for a collective's placement if the policy sets none: a long GEMM
 MAX_CTAS = 128  # channels of RCCL (MAXCHANNELS in src/include/device.h); NCCL has MAX_COMM_CTAS
@@ -69,7 +69,7 @@ def place_of(name: str) -> tuple[str | None, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The controls. The defaults change nothing: `Policy()` is plain overlap."""
+    """How compute and communication share the GPU. The defaults change nothing: plain overlap."""
 
     priority: str = "default"
     """`high` places pending blocks of a collective before pending compute blocks."""

@@ -72,7 +72,7 @@ class JobSample:
     step_ms: float | None
     """Median step of the slowest rank on this machine."""
     step_spread_pct: float | None
-    """Range from the 10th to the 90th percentile of its steps, in percent of the median."""
+    """Spread of its steps: 10th to 90th percentile, in percent of the median."""
     exposed_pct: float | None
     """Exposed communication in percent of the recorded time: from a trace of `weft run --trace`, else from
     live tuning; None if neither has recorded anything."""

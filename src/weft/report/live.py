@@ -15,7 +15,7 @@ from weft.tuning.live.trial import PURPOSES
 
 _WIDTH, _HEIGHT, _MARGIN = 1000, 260, 46
 MOST_POINTS = 3000
-HEADROOM = 1.6  # of the median step: slower steps are drawn at the upper edge
+HEADROOM = 1.6  # multiple of the median step: slower steps are drawn at the upper edge
 _CSS = {
     "warm-up": "faint",
     "profile": "faint",

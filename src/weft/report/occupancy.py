@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 _COMPUTE_RGB, _COMM_RGB = (68, 119, 170), (221, 170, 51)  # the page's colours of compute and communication
-_MIN_OPACITY = 0.12  # of one resident block, so that a single one is visible
+_MIN_OPACITY = 0.12  # opacity of a single resident block, so that it is visible
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 At any moment the communication span that has been running longest owns the exposed time, so all of it is
 divided among the spans. Within a span, the time until the last rank has entered is due to the slower rank. On
-a stream that the program also computes on, the remaining time is due to stream order. Otherwise the span is
-moved to where it could have started: the extra time that would be hidden there is due to whatever held it
-back. For the remaining exposed time, the compute kernel that ends it shows what compute was waiting for.
+a stream that the program also computes on, the remaining time is due to stream order. Otherwise the analysis
+moves the span to where it could have started: the extra time that would be hidden there is due to whatever
+held it back. For the remaining exposed time, the compute kernel that ends it shows what compute waited for.
 """
 
 from __future__ import annotations

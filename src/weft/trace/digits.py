@@ -52,7 +52,7 @@ def _uniform(joined: bytes, count: int) -> npt.NDArray[np.int64] | None:
         return None
     if np.any((text - _NOUGHT > 9) & (text != _COMMA)):
         return None
-    # 19 digits of nanoseconds stay below LIMIT_NS if the first is at most 4.
+    # 19 digits of nanoseconds stay below LIMIT_NS if the first digit is at most 3.
     if np.any((lengths == (16 if scale == 1000 else 19)) & (text[starts] > _NOUGHT + 3)):
         return None
     longest = int(lengths.max())

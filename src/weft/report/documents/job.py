@@ -202,9 +202,9 @@ class ReplacedJson(TypedDict):
 
 class _WithTuning(TypedDict, total=False):
     tuning: TuningJson
-    """With `--tune`."""
+    """Present with `--tune`."""
     ops: ReplacedJson
-    """With `--ops`."""
+    """Present with `--ops`."""
 
 
 class RunDocument(CountersJson, _WithTuning):
