@@ -2,9 +2,9 @@
 collectives with plain `cc`.
 
 No CUDA toolkit is needed. On Linux a failed compile fails the build. Set WEFT_NO_SHIM=1 to build without the
-shim: `weft run` and live tuning then do not work, and the other two are compiled only if that is possible. On
-macOS, which cannot preload the shim, the build always works this way; on Windows nothing is compiled.
-Run it by hand to build in place: `python hatch_build.py`.
+shim and the paced collectives: `weft run` and live tuning then do not work, and the simulator's core and the
+trace scanner are compiled only if possible. On macOS, which cannot preload the shim, the build always works
+this way; on Windows nothing is compiled. Run it by hand to build in place: `python hatch_build.py`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ OPT_OUT = "WEFT_NO_SHIM"
 
 
 class CompileError(RuntimeError):
-    """The C sources could not be compiled; the message names the way out."""
+    """The C sources could not be compiled; the message says how to build without the shim."""
 
 
 def build(root: Path, platform: str = sys.platform, env: Mapping[str, str] = os.environ) -> list[Path]:
@@ -75,7 +75,7 @@ def build(root: Path, platform: str = sys.platform, env: Mapping[str, str] = os.
         build_scan(root)
         build_paced(root)
         return [SHIM / LIBRARY, SIM / SIM_LIBRARY, SCAN / SCAN_LIBRARY, PACED / PACED_LIBRARY]
-    if platform == "win32":  # its compilers build no library that the simulator's binding was tested with
+    if platform == "win32":  # the binding of the simulator is not tested with its compilers' libraries
         return []
     built = []
     for compile_it, library in ((build_sim, SIM / SIM_LIBRARY), (build_scan, SCAN / SCAN_LIBRARY)):
@@ -153,7 +153,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg, unused-igno
 
 def platform_tag() -> str:
     """The platform that the libraries were compiled for."""
-    if sys.platform == "linux":  # auditwheel finds out which manylinux it is
+    if sys.platform == "linux":  # auditwheel determines the manylinux tag
         return sysconfig.get_platform().replace("-", "_").replace(".", "_")
     from packaging.tags import platform_tags
 

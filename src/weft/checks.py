@@ -15,7 +15,7 @@ def check_keys(where: str, mapping: Mapping[str, Any], known: Any) -> None:
 
 
 def unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, for `object_pairs_hook`. A key that is there twice is rejected: json takes the last."""
+    """A JSON object, for `object_pairs_hook`. Rejects duplicate keys, of which json would keep the last."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -30,12 +30,12 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
 
 
 def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:
-    """The error for a name that none of these has."""
+    """The error for a name that is not among the choices."""
     return UsageError(f"no {kind} named {name!r}; {use_one_of(name, choices)}")
 
 
 def use_one_of(value: Any, choices: Iterable[str]) -> str:
-    """All choices, after the one that `value` looks like, if any does."""
+    """Lists all choices, after a suggestion if `value` resembles one of them."""
     import difflib  # only an error needs it
 
     known = list(choices)
@@ -45,7 +45,7 @@ def use_one_of(value: Any, choices: Iterable[str]) -> str:
 
 
 def check_int(name: str, value: Any, low: int, high: int, *, optional: bool = True, why: str = "") -> None:
-    """`why`: where the limits come from, for the error."""
+    """`why`: the origin of the limits, for the error message."""
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:

@@ -1,4 +1,4 @@
-"""Files: a regular file is replaced in one step; a device or a pipe is written to."""
+"""Writes files: a regular file is replaced atomically; a device or a pipe is written to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 
 from weft.errors import OutputError
 
-# A file that may be writable though it cannot be replaced: in another's folder, or a mount point.
+# Errors after which a file may still be writable although it cannot be replaced: it lies in another user's
+# folder, is a mount point, or there is no space for a second copy.
 _IRREPLACEABLE = (
     errno.EACCES,
     errno.EPERM,
@@ -27,11 +28,12 @@ _MOST_LINKS = 40
 
 
 def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
-    """Write a file so that no reader ever sees half of it: a failure leaves the old content.
+    """Write a file so that no reader ever sees half of it; a failure leaves the old content.
 
-    A symbolic link stays a link: the file behind it is replaced. A device, a pipe, a socket or an open
-    descriptor (`/dev/stdout`) is written to, never replaced. Text is written as UTF-8; what cannot be encoded
-    becomes a question mark. Raises OutputError.
+    A symbolic link stays a link: its target is replaced. A device, a pipe, a socket or an open descriptor
+    (`/dev/stdout`) is written to, never replaced. A file that is writable but cannot be replaced is
+    overwritten in place, not atomically. Text is written as UTF-8; characters that cannot be encoded become
+    question marks. Raises OutputError.
     """
     content = data.encode("utf-8", "replace") if isinstance(data, str) else data
     try:
@@ -41,7 +43,7 @@ def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
 
 
 def why_not_writable(path: str | os.PathLike[str]) -> str:
-    """Why `write_whole` could not write this path; empty if it could. Writes nothing."""
+    """Why `write_whole` cannot write this path; empty if it can. Writes nothing."""
     target = _behind_links(path)
     if _descriptor(target) is not None:
         return ""
@@ -59,9 +61,9 @@ def why_not_writable(path: str | os.PathLike[str]) -> str:
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
-    """A descriptor to read a regular file with; a pipe (which would wait), a link and a folder are refused.
+    """Opens a regular file for reading; refuses a pipe (which would block), a symbolic link and a folder.
 
-    Raises OSError.
+    Returns the descriptor. Raises OSError.
     """
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(number).st_mode):
@@ -91,7 +93,7 @@ def _write(path: str | os.PathLike[str], content: bytes) -> None:
 def _replace(target: Path, content: bytes, mode: int | None) -> None:
     partial = (
         target.parent / f".weft-{os.getpid()}-{secrets.token_hex(4)}"
-    )  # short: a long name may have no room
+    )  # short, because a longer name might exceed the limit
     try:
         with partial.open("xb") as file:
             file.write(content)
@@ -130,7 +132,7 @@ def _mode(target: Path) -> int | None:
 
 
 def _behind_links(path: str | os.PathLike[str]) -> Path:
-    """The file that a chain of symbolic links ends at; an entry of /proc/PID/fd is an end."""
+    """The file at the end of a chain of symbolic links; an entry of /proc/PID/fd is not followed."""
     target = Path(path)
     for _ in range(_MOST_LINKS):
         if target.name and target.parent != target:
@@ -142,7 +144,7 @@ def _behind_links(path: str | os.PathLike[str]) -> Path:
 
 
 def _descriptor(target: Path) -> int | None:
-    """The number of this process's descriptor that the path names."""
+    """The descriptor of this process that the path names; None if it names none."""
     match = _DESCRIPTOR.fullmatch(str(target))
     if match is None or match[1] not in ("self", "thread-self", str(os.getpid())):
         return None

@@ -1,6 +1,6 @@
 """Names of kernels that communicate: the table shared by the shim and the trace reader.
 
-A pattern is a case-insensitive glob over the whole kernel name (`*` any run of characters, `?` one).
+A pattern is a case-insensitive glob over the whole kernel name (`*`: any run of characters, `?`: one).
 Every pattern must match both the demangled name in a trace and the mangled name in the driver.
 """
 
@@ -40,8 +40,8 @@ MATRIX_KERNEL = re.compile(
 def glob_regex(globs: Iterable[str]) -> re.Pattern[str]:
     """A regular expression that matches a whole name against any of the globs.
 
-    Its time is bounded, whatever a policy file asks for: before the last two stars, text is matched where it
-    comes first and nowhere else, which is enough for a glob. (A lookahead is not tried again.)
+    Matching time is bounded for any policy file: before the last two stars, each piece of text is matched
+    only at its first occurrence, which is enough for a glob. (There is no backtracking into a lookahead.)
     """
     number, parts = itertools.count(), []
     for glob in globs:

@@ -1,10 +1,10 @@
-"""Names of a package that are loaded on first use, so that importing the package stays cheap."""
+"""Loads the names of a package on first use, so that importing the package stays cheap."""
 
 from __future__ import annotations
 
 import importlib
 
-TYPE_CHECKING = False  # typing would be most of the time that `import weft` takes
+TYPE_CHECKING = False  # importing typing would take most of the time of `import weft`
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any

@@ -1,7 +1,7 @@
-"""Diagnostics: the standard `logging` under the name `weft`, on stderr when asked for.
+"""Diagnostics: the standard `logging` under the name `weft`, on stderr on request.
 
 `WEFT_LOG=debug` (or info, warning) shows them in every process of a job, `weft -v …` in the command itself.
-Nothing is shown, and no handler is added, without either of them.
+Without either, nothing is shown and no handler is added.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _FORMAT = "weft %(process)d %(levelname).1s %(relativeCreated).0f ms %(name)s: %
 
 
 def show(level: str | None = None) -> None:
-    """Print diagnostics of this level and above on stderr; None: as WEFT_LOG says, if it says anything.
+    """Print diagnostics of this level and above on stderr; None: the level in WEFT_LOG, if it is set.
 
-    A level that is not known counts as debug.
+    An unknown level counts as debug.
     """
     wanted = (level if level is not None else os.environ.get(LOG_VARIABLE, "")).strip().lower()
     if not wanted:
@@ -32,7 +32,7 @@ def show(level: str | None = None) -> None:
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Stderr; an error while logging never reaches the program."""
+    """Logs to stderr; an error while logging never reaches the program."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         pass

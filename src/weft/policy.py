@@ -14,11 +14,11 @@ from weft.files import write_whole
 from weft.rules import MAX_COMM_CTAS, MAX_RESIDENCY, CommRule, Rule, parse_comm_rules, parse_rules
 
 VERSION = 1
-MAX_HEAD_START_US = 1000.0  # a longer wait is a stall, not a head start: 40 µs already costs on an H200
+MAX_HEAD_START_US = 1000.0  # a longer wait is a stall, not a head start: 40 µs already costs time on an H200
 MAX_PLACED_US = 100_000.0
-PLACED_BOUND_US = 5000.0  # longest wait for a collective's placement where the policy gives none: a long GEMM
+PLACED_BOUND_US = 5000.0  # longest wait for a collective's placement if the policy sets none: a long GEMM
 MAX_CTAS = 128  # channels of RCCL (MAXCHANNELS in src/include/device.h); NCCL has MAX_COMM_CTAS
-MAX_RULES = 64  # the shim's control block has this many places
+MAX_RULES = 64  # slots in the shim's control block
 MAX_SM_RESERVE = 1024
 MAX_BUCKET_MB = 1 << 16
 MAX_PREFETCH = 16
@@ -58,53 +58,53 @@ _PLACES = {
     "reduce_scatter_group": ("framework", "reduce_scatter_group"),
 }
 FRAMEWORK = tuple(name for name, (section, _) in _PLACES.items() if section == "framework")
-"""Fields of Policy that torch's DDP and FSDP2 carry out, not a launch."""
+"""Fields of Policy that are applied to torch's DDP and FSDP2, not to launches."""
 _SHOWN = ("priority", "residency", "head_start", "head_start_us", "max_ctas", "sm_reserve", "schedule")
 
 
 def place_of(name: str) -> tuple[str | None, str]:
-    """Section (None: the top) and key of a field of Policy in the JSON document."""
+    """Section (None: top level) and key of a field of Policy in the JSON document."""
     return _PLACES[name]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The controls. The defaults change nothing: `Policy()` is plain overlap."""
+    """How compute and communication share the GPU. The defaults change nothing: plain overlap."""
 
     priority: str = "default"
     """`high` places pending blocks of a collective before pending compute blocks."""
     head_start: str | None = None
     """What the first compute launch after a collective's launch waits for: `none`, `timed` (for
-    `head_start_us`) or `placed` (until the collective's blocks were placed, for `head_start_us` at most;
-    5000 where that is 0). None where `head_start_us` alone says it: timed above 0, none at 0."""
+    `head_start_us`) or `placed` (until the collective's blocks are placed, for at most `head_start_us`, or
+    5000 if that is 0). None: `timed` if `head_start_us` is above 0, else `none`."""
     head_start_us: float = 0.0
-    """Microseconds of the timed head start; with `placed`, the longest wait."""
+    """Microseconds of a timed head start; with `placed`, the longest wait."""
     max_ctas: int | None = None
-    """Most thread blocks (hence SMs) that a collective may take; None: the library's own choice."""
+    """Maximum number of thread blocks (hence SMs) of a collective; None: the library's own choice."""
     engine: str = "sm"
     """What moves the bytes: `sm` kernels or `dma` copy engines."""
     comm_rules: tuple[CommRule, ...] = ()
-    """CTAs, algorithm, protocol and more by kind and size of a collective; `max_ctas` covers the rest."""
+    """CTAs, algorithm, protocol and more by kind and size of a collective; `max_ctas` covers all others."""
     residency: int | None = None
-    """Resident compute blocks per SM for kernels that no rule names; None: leave them alone."""
+    """Resident compute blocks per SM for kernels that no rule matches; None: unchanged."""
     when: str = "always"
-    """`overlap` shapes residency only while a collective is in flight."""
+    """`overlap` limits residency only while a collective is in flight."""
     rules: tuple[Rule, ...] = ()
-    """Residency by kernel name, tried in order before `residency`."""
+    """Residency by kernel name; the first matching rule takes precedence over `residency`."""
     sm_reserve: int = 0
-    """SMs that GEMMs of cuBLAS leave free while a collective is in flight."""
+    """SMs that cuBLAS GEMMs leave free while a collective is in flight."""
     schedule: str | None = None
     """Granularity of a collective fused with a GEMM; None: chosen by shape."""
     bucket_mb: float | None = None
-    """DDP: MiB of a gradient bucket; None, here and below: as the program has set it."""
+    """DDP: MiB of a gradient bucket; None, here and below: the program's own setting."""
     first_bucket_mb: float | None = None
     """DDP: MiB of the bucket that is reduced first."""
     forward_prefetch: int | None = None
     """FSDP2: modules whose parameters are gathered ahead of their use in the forward pass."""
     backward_prefetch: int | None = None
-    """FSDP2: the same in the backward pass."""
+    """FSDP2: modules whose parameters are gathered ahead of their use in the backward pass."""
     reshard_after_forward: bool | None = None
-    """FSDP2: False keeps gathered parameters from the forward to the backward pass, in all modules."""
+    """FSDP2: False keeps parameters gathered from the forward to the backward pass, in all modules."""
     reduce_scatter_group: bool | None = None
     """FSDP2: True gives reduce-scatter a communicator of its own."""
 
@@ -156,12 +156,12 @@ class Policy:
 
     @property
     def models(self) -> dict[str, Any]:
-        """What reaches into DDP and FSDP2 models, as fields to replace: copy engines need FSDP2's buffers."""
+        """Controls that change DDP or FSDP2 models, as fields to replace (`engine`: FSDP2's buffers)."""
         return {**self.framework, "engine": self.engine}
 
     @property
     def changes_models(self) -> bool:
-        """Whether a control reaches into DDP or FSDP2 models."""
+        """Whether a control changes DDP or FSDP2 models."""
         return self.models != Policy().models
 
     @property
@@ -175,18 +175,18 @@ class Policy:
         return self.head_start or ("timed" if self.head_start_us else "none")
 
     def comm_rule_for(self, collective: str, size: int) -> CommRule | None:
-        """The rule that decides for a collective of so many bytes, as NCCL's tuner plugin counts them."""
+        """The rule for a collective of `size` bytes, as NCCL's tuner plugin counts them; None if none."""
         return next((rule for rule in self.comm_rules if rule.matches(collective, size)), None)
 
     def ctas_for(self, collective: str, size: int) -> int | None:
-        """CTAs of such a collective: the rule's or `max_ctas`; None: NCCL's choice."""
+        """CTAs of a collective of this size: the rule's or `max_ctas`; None: NCCL's choice."""
         rule = self.comm_rule_for(collective, size)
         return rule.ctas if rule is not None and rule.ctas is not None else self.max_ctas
 
     def communicator_ctas(self, ctas: int | None) -> int | None:
-        """Channels of a communicator for this policy, where other calls have `ctas`; None: NCCL's choice.
+        """Channels that a communicator needs if calls without a rule use `ctas`; None: NCCL's choice.
 
-        A call can have no more CTAs than its communicator.
+        A call cannot have more CTAs than its communicator has channels.
         """
         return ctas if ctas is None else max(ctas, *(rule.ctas or 0 for rule in self.comm_rules), 0)
 
@@ -194,7 +194,7 @@ class Policy:
     def label(self) -> str:
         """A short name of the controls in a fixed order, such as `priority+res3+head5+ctas12`.
 
-        For people: code reads the fields. A policy that changes nothing is `overlap`.
+        For display only: code reads the fields. The label of a policy that changes nothing is `overlap`.
         """
         parts = ["priority"] if self.priority == "high" else []
         limits = {rule.residency for rule in self.rules if rule.residency} | {self.residency or 0}
@@ -227,7 +227,7 @@ class Policy:
         return shaped + framework + sum(a != b for a, b in zip(rest, defaults, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON document: only what differs from the defaults, and the version."""
+        """The JSON document: the version, and only the fields that differ from the defaults."""
         document: dict[str, Any] = {"version": VERSION}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -300,7 +300,7 @@ _PARSERS = {"rules": parse_rules, "comm_rules": parse_comm_rules}
 
 
 def _head_start(mode: Any, us: float) -> str | None:
-    """The mode as it is stored: None where the microseconds alone say it."""
+    """Checks the mode and returns it as stored: None if the microseconds alone determine it."""
     if mode is None:
         return None
     check_choice("comm.head_start", mode, HEAD_STARTS)

@@ -1,13 +1,13 @@
 """Agreement between ranks: all ranks of a job do the same thing at the same step.
 
-Ranks      the ranks of torch.distributed as they share small Python values by its collectives; where all of
-           them are known to call together (the lab, `weft.tune`, `weft.overlap`)
-Agreement  decisions through a key-value store, with deadlines: inside a running job, where a rank may be late
-           or gone, and no collective of the program's may be disturbed
+Ranks      the ranks of torch.distributed share small Python values by collectives; used where all ranks are
+           known to make the call together (the lab, `weft.tune`, `weft.overlap`)
+Agreement  decisions through a key-value store, with deadlines; used inside a running job, where a rank may be
+           late or gone, and the program's collectives must not be disturbed
 
 In each exchange of an Agreement every rank publishes a report. The first rank, the leader, reads them all and
-writes one decision; the others wait for it. The decision is written once, by compare-and-set: a rank whose
-deadline passes writes "abandon" there, and the first write counts for all ranks. So no rank goes on alone.
+writes one decision; the others wait for it. The decision is written by compare-and-set: a rank whose deadline
+passes writes "abandon" there, and the first write counts for all ranks. So no rank continues alone.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from typing import Any, Protocol
 ABANDON = {"do": "abandon"}
 _KEPT = 64  # decisions that stay in the store
 WATCH_PATIENCE_S = 60.0
-"""How long a follower waits for an announcement, at least: the leader may write a checkpoint meanwhile, and
-programs that run ahead of their device reach the next step before it."""
-_PAUSE = 0.05  # of the time waited so far, between two looks at a store
+"""Minimum time that a follower waits for an announcement: the leader may be writing a checkpoint, and a
+program that runs ahead of its device reaches the next step before the device does."""
+_PAUSE = 0.05  # pause between two polls of a store, as a share of the time waited so far
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1e-4, 0.25
-PATIENCE = 2.0  # a follower waits this many times as long as the leader, so that the leader gives the reason
+PATIENCE = 2.0  # a follower waits this many times as long as the leader, so that the leader states the reason
 
 Report = dict[str, Any]
 Decision = dict[str, Any]
 
 
 def launched_ranks(variable: str = "WORLD_SIZE") -> int:
-    """How many ranks this process's launcher says that it started; 1 without a launcher."""
+    """Number of ranks that this process's launcher started; 1 without a launcher."""
     text = os.environ.get(variable, "")
     return max(1, int(text)) if text.isdecimal() else 1
 
 
 class Ranks:
-    """The ranks of torch.distributed, or this process alone. All of them make the same calls together."""
+    """The ranks of torch.distributed, or this process alone. All ranks must make the same calls together."""
 
     def __init__(self) -> None:
         dist: Any = sys.modules.get("torch.distributed")
@@ -76,7 +76,7 @@ class Ranks:
 
 
 class KeyValueStore(Protocol):
-    """What is needed of a `torch.distributed.Store`."""
+    """The methods used of a `torch.distributed.Store`."""
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
@@ -86,9 +86,9 @@ class KeyValueStore(Protocol):
 
 
 class Agreement:
-    """The exchanges of one rank. `ranks` are those that take part, and the first of them leads.
+    """The exchanges of one rank. `ranks` are the participants; the first of them leads.
 
-    Everything that a store raises passes through. If time runs out, the exchange is abandoned.
+    Exceptions of the store are passed on. If a deadline passes, the exchange is abandoned.
     """
 
     def __init__(self, store: KeyValueStore, rank: int, ranks: Sequence[int], deadline_s: float) -> None:
@@ -104,9 +104,9 @@ class Agreement:
     def exchange(
         self, report: Report, decide: Callable[[list[Report]], Decision], *, extra_s: float = 0.0
     ) -> Decision:
-        """Publish this rank's report; returns the decision for all ranks. `decide` is called on the leader.
+        """Publish this rank's report; returns the decision for all ranks. Only the leader calls `decide`.
 
-        `extra_s`: how much longer than the deadline the others may take this time.
+        `extra_s`: seconds by which this exchange may exceed the deadline.
         """
         self.number += 1
         if len(self.ranks) == 1:
@@ -116,7 +116,7 @@ class Agreement:
         return self._lead(decide, deadline_s) if self.leads else self._follow(PATIENCE * deadline_s)
 
     def announce(self, report: Report, decide: Callable[[list[Report]], Decision]) -> Decision:
-        """Like `exchange`, but the leader decides by its own report and waits for no other rank.
+        """Like `exchange`, but the leader decides by its own report without waiting for other ranks.
 
         The others wait for its decision. Old decisions are removed from the store.
         """
@@ -130,9 +130,9 @@ class Agreement:
         return self._settle(decide([report]))
 
     def leave(self, reason: str) -> None:
-        """Abandon the next exchange, to which this rank will not come, so that no other waits for it.
+        """Abandon the next exchange, in which this rank does not take part, so that no other waits for it.
 
-        All ranks must have ended the same exchanges. Other reports of this rank are not read any more.
+        All ranks must have finished the same exchanges. No later report of this rank is read.
         """
         self.number += 1
         if len(self.ranks) > 1:
@@ -160,7 +160,7 @@ class Agreement:
         return self._settle({**ABANDON, "reason": reason})
 
     def _settle(self, decision: Decision) -> Decision:
-        """Write the decision, unless another rank has abandoned the exchange, which then takes precedence."""
+        """Write the decision, unless another rank has already abandoned the exchange; returns what counts."""
         settled: Decision = json.loads(
             self.store.compare_set(self._key("decision"), "", json.dumps(decision))
         )
@@ -171,16 +171,15 @@ class Agreement:
 
 
 def publish(store: KeyValueStore, key: str, report: Report) -> None:
-    """Let the other ranks read this rank's report."""
+    """Publish a report for the other ranks."""
     store.set(key, json.dumps(report))
 
 
 def published(store: KeyValueStore, keys: Sequence[str], wait_s: float) -> list[Report | None]:
-    """The report under each key, once all are there; None for those that are missing when the time is up.
+    """The report under each key, once all are there; None for those missing after `wait_s` seconds.
 
-    It asks again and again instead of calling the store's `wait`, in which Python runs no signal handler (so
-    that Ctrl-C and SIGTERM would have no effect for all that time), other threads cannot use the store, and
-    after which torch prints warnings.
+    Polls instead of calling the store's `wait`, in which Python runs no signal handler (Ctrl-C and SIGTERM
+    have no effect) and other threads cannot use the store, and after which torch prints warnings.
     """
     start = time.monotonic()
     while not store.check(list(keys)):

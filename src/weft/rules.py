@@ -1,4 +1,4 @@
-"""Rules of a policy: what holds for some kernels (Rule), and for some collectives (CommRule). Pure data."""
+"""Rules of a policy: settings for some kernels (Rule) and for some collectives (CommRule). Pure data."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Any
 from weft.checks import check_choice, check_int, check_keys
 from weft.errors import UsageError
 
-MAX_RESIDENCY = (
-    32  # no GPU of today holds more blocks on an SM (CUDA programming guide, compute capabilities)
-)
+MAX_RESIDENCY = 32  # no GPU so far holds more blocks on an SM (CUDA programming guide, compute capabilities)
 MAX_PATTERN_BYTES = 127
 MAX_COMM_CTAS = 64  # channels of NCCL (MAXCHANNELS in src/include/device.h)
 MAX_CLUSTER = 8
 MAX_COMM_BYTES = 2**63 - 1
-CHUNKS = (4096, 1 << 24)  # NCCL rounds down to its grain (at most 1920 bytes) and limits to its buffers
+CHUNKS = (4096, 1 << 24)  # NCCL rounds down to its grain (at most 1920 bytes) and caps at its buffer size
 
 NCCL_COLLECTIVES = (
     "all_reduce",
@@ -36,12 +34,12 @@ CTA_POLICIES = ("default", "efficiency", "zero")
 
 @dataclass(frozen=True)
 class Rule:
-    """What holds for the compute kernels whose name matches; the first rule that matches decides."""
+    """Residency of the compute kernels whose name matches; the first matching rule decides."""
 
     kernel: str
-    """Case-insensitive glob over the whole kernel name: `*` any run of characters, `?` one."""
+    """Case-insensitive glob over the whole kernel name; `*`: any run of characters, `?`: one."""
     residency: int | None
-    """Resident blocks per SM, or None: leave these kernels alone."""
+    """Resident blocks per SM; None: leave these kernels unchanged."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.kernel, str) or not self.kernel:
@@ -64,19 +62,19 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class CommRule:
-    """What holds for the collectives of one kind and size; the first rule that matches decides.
+    """Settings for the collectives of one kind and size; the first matching rule decides.
 
-    None in a field: NCCL's own choice. Bytes are counted as NCCL's tuner plugin counts them: elements times
-    their size, times the ranks for all_gather and reduce_scatter.
+    None in a field: NCCL's own choice. Bytes are counted as in NCCL's tuner plugin: elements times their
+    size, and times the number of ranks for all_gather and reduce_scatter.
     """
 
     collective: str | None = None
     """One of NCCL_COLLECTIVES; None: any."""
     min_bytes: int = 0
     max_bytes: int | None = None
-    """Included; None: no upper end."""
+    """Inclusive; None: no upper limit."""
     ctas: int | None = None
-    """CTAs of the call, where the communicator has as many channels and the call enough data."""
+    """CTAs of the call, if the communicator has as many channels and the call has enough data."""
     cluster: int | None = None
     """CTAs of a thread-block cluster (Hopper and newer); 0: no clusters. NCCL 2.31 and newer."""
     algorithm: str | None = None
@@ -115,12 +113,12 @@ class CommRule:
             )
 
     def matches(self, collective: str, size: int) -> bool:
-        """Whether it is for a collective of so many bytes."""
+        """Whether the rule applies to a collective of this size in bytes."""
         most = MAX_COMM_BYTES if self.max_bytes is None else self.max_bytes
         return self.collective in (None, collective) and self.min_bytes <= size <= most
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object: only what is set."""
+        """The JSON object: only fields that differ from their defaults."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in found.items() if value != type(self).__dict__.get(name)}
 

@@ -79,7 +79,7 @@ class Timeline:
     name: npt.NDArray[np.int32]
     names: tuple[str, ...]
     resources: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
-    """Per span where known, -1 where not: `blocks`, `threads` (per block), `registers` (per thread),
+    """One column each, -1 where unknown: `blocks`, `threads` (per block), `registers` (per thread),
     `shared_bytes` (per block), `bytes` (moved)."""
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class Timeline:
         return union(self.start_ns[mask], self.end_ns[mask])
 
     def figures(self) -> OverlapFigures:
-        """How much of the communication is hidden."""
+        """Times of compute, communication and their overlap."""
         if not len(self):
             return OverlapFigures(0, 0, 0, 0, 0, 0)
         compute, comm = self.covered(Kind.COMPUTE), self.covered(Kind.COMM)

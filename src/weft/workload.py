@@ -28,7 +28,7 @@ COMPUTE_SHAPES: dict[str, tuple[str, ...]] = {
     "conv": ("batch", "channels", "height", "width", "filters", "kernel"),
     "callable": (),
 }
-"""Names of the numbers of `Compute.shape`, by kind."""
+"""Names of the dimensions in `Compute.shape`, by kind."""
 TRITON_KINDS = ("triton_gemm", "tile_gemm", "triton_mlp")
 """Kinds of compute that weft's Triton kernels run."""
 GRID_KINDS = ("triton_gemm", "tile_gemm")
@@ -42,7 +42,7 @@ MAX_ITERATIONS = 4096
 MAX_COMPUTE_STREAMS = 16
 MAX_WORKLOAD_BYTES = 1 << 40
 
-_MAX_DIGITS = 40  # of a size: more are no number that a computer has, and may overflow
+_MAX_DIGITS = 40  # of a size: no real size has more, and float() might overflow
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{p}ib": 1 << (10 * i) for i, p in enumerate("kmgt", 1)}
 _UNITS |= {f"{p}b": 10 ** (3 * i) for i, p in enumerate("kmgt", 1)}
@@ -52,12 +52,12 @@ _Shape = tuple[int, ...]
 _Cost = Callable[[_Shape], tuple[float, float]]
 
 MODES = ("overlap", "sequential", "compute", "comm")
-"""`sequential`: compute waits for each collective. `compute`, `comm`: one of the two alone. The policy's
-controls apply in `overlap` only; its CTAs of a collective apply in every mode."""
+"""`sequential`: compute waits for each collective. `compute`, `comm`: only one of the two runs. The policy's
+controls apply only in `overlap`, except its CTAs, which apply in every mode."""
 
 BASELINE_CTAS = 8
-"""CTAs of a collective per rank where ranks share a GPU and the policy does not set them. NCCL's default
-there (64) is an artifact of the shared GPU; 8 to 12 per rank are about what it uses on a Hopper node."""
+"""CTAs of a collective per rank if ranks share a GPU and the policy does not set them. NCCL's default there
+(64) is an artifact of the shared GPU; on a Hopper node it uses about 8 to 12 per rank."""
 
 
 def _gemm(s: _Shape) -> tuple[float, float]:
@@ -93,7 +93,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_shape(text: str, names: tuple[str, ...] = ("M", "N", "K")) -> tuple[int, ...]:
-    """Positive whole numbers from `8192x8192x8192`; as many as there are names."""
+    """Positive integers from a text such as `8192x8192x8192`; one per name."""
     parts = re.split(r"[x\u00d7,]", text.strip().lower())  # \u00d7: a pasted multiplication sign
     if len(parts) != len(names) or not all(re.fullmatch(r"[1-9]\d*", part.strip()) for part in parts):
         raise UsageError(f"{text!r} is not {'x'.join(names)}; write it like {'x'.join(['64'] * len(names))}")
@@ -166,7 +166,7 @@ class Compute:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What runs: `iterations` times a compute operation and then a collective that depends on it."""
+    """A pipeline of `iterations`, each with a compute operation and a collective that depends on it."""
 
     name: str = ""
     compute: Compute = field(default_factory=Compute)
@@ -195,7 +195,7 @@ class Workload:
 
     @property
     def whole_bytes(self) -> int:
-        """Bytes of the larger buffer of a rank, rounded up as `bytes` says: what rules of a policy go by."""
+        """Bytes of the larger buffer of a rank, rounded up as `bytes` says; policy rules match this size."""
         return self.elements * DTYPE_BYTES[self.compute.dtype]
 
     @property
@@ -228,14 +228,14 @@ class Workload:
         return cls(compute=Compute(**compute), **values)
 
     def but(self, **changes: Any) -> Workload:
-        """A copy with other values; fields of `compute` can be given directly."""
+        """A copy with some fields replaced; fields of `compute` can be given directly."""
         inner = {f.name for f in fields(Compute)}
         compute = replace(self.compute, **{k: v for k, v in changes.items() if k in inner})
         return replace(self, compute=compute, **{k: v for k, v in changes.items() if k not in inner})
 
     @property
     def described(self) -> str:
-        """All of it in one line, whatever its name."""
+        """All settings in one line, even if it has a name."""
         streams = f", {self.compute_streams} compute streams" if self.compute_streams > 1 else ""
         return (
             f"{self.compute}, {self.collective} of {self.bytes / 1e6:.0f} MB over {self.ranks} ranks, "
@@ -300,7 +300,7 @@ def specify(
     streams: int = 0,
     reading: str = "lab",
 ) -> Workload:
-    """The workload of a name, or one described by its parts; parts that are given change the named one.
+    """A named workload, or one built from its parts; given parts override those of the named workload.
 
     Shapes are texts such as `8192x8192x8192`, `size` such as `896MiB`; empty and 0 mean "not given".
     `reading`: one of READINGS, for named workloads.
@@ -333,7 +333,7 @@ def specify(
     }
     given = {key: value for key, value in changes.items() if value}
     if size:
-        given["bytes"] = parse_bytes(size)  # 0 is refused, not taken for the default
+        given["bytes"] = parse_bytes(size)  # "0" is rejected, not treated as the default
     return workload.but(**given)
 
 
@@ -374,7 +374,7 @@ def collective_ctas(workload: Workload, ctas: int) -> int:
 
 
 def check_resident(workload: Workload, ctas: int, sm_count: int) -> None:
-    """Raise UsageError if the CTAs of a collective do not all fit on the GPU that its ranks share."""
+    """Raise UsageError if the CTAs of a collective do not all fit on the GPU shared by its ranks."""
     needed = workload.ranks * collective_ctas(workload, ctas)
     if needed > sm_count:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What `weft analyze` does with its arguments: reads the traces, writes the files, prints the results."""
+"""The work of `weft analyze`: reads the traces, writes the files, prints the results."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def run_analysis(
     comm: str | None = None,
 ) -> None:
     """Analyze one run, or compare two; the parameters are those of `weft.cli.analyze.analyze`."""
-    gc.disable()  # one run, then the process ends: collecting costs time and frees nothing
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would spin, and have no work here
+    gc.disable()  # the process ends after one run: collection would cost time and free nothing
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would spin without any work
     before = against or []
     if not before and len(traces) == 2 and all(path.is_dir() for path in traces):
         before, traces = traces[:1], traces[1:]
@@ -46,7 +46,7 @@ def run_analysis(
 
 
 def check_outputs(inputs: Sequence[Path], outputs: dict[str, Path | None]) -> None:
-    """Refuse an output that is an input, an alias, a device or another output, before anything is read."""
+    """Refuse an output that is an input, a link, a device or another output, before anything is read."""
     from weft.trace.files import find_traces
 
     given = [path for path in inputs if str(path) != "-" and path.exists()]
@@ -131,7 +131,7 @@ def _read(traces: list[Path], comm: str | None) -> Analysis:
 
 @contextmanager
 def _output() -> Iterator[Any]:
-    """Standard output, written to the end: a closed or full one is an error, not a lost result."""
+    """Standard output, flushed at the end: if it is closed or full, that is an error, not a lost result."""
     if sys.stdout is None or sys.stdout.closed:
         raise OutputError("standard output is closed; redirect it to a file or /dev/null")
     try:
@@ -145,7 +145,7 @@ def _output() -> Iterator[Any]:
 
 
 def _silence() -> None:
-    """Drop what is left to write, so that the interpreter does not try again when it exits."""
+    """Drop unwritten output, so that the interpreter does not try to write it again at exit."""
     sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 

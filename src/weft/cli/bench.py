@@ -81,7 +81,7 @@ def bench(
         device, baseline_ctas=suite.baseline_ctas, deadline_s=deadline, under_shim=shim, node=node
     )
     try:
-        if describe:  # not before a device is there to carry it out
+        if describe:  # only once there is a device to run it on
             _print_plan(suite, device, budget, target)
         _, before = results.load_results(target)
         skip = set() if again else results.done_cells(before, executor.device, policy.label if policy else "")
@@ -145,7 +145,7 @@ def _progress(name: str, ms: float | None) -> str:
 
 
 def _print_cell(bar: Progress, name: str, rows: list[dict[str, Any]]) -> None:
-    """One line per completed cell, also without a terminal."""
+    """One line per completed cell, even without a terminal."""
     plain = next((r for r in rows if r["candidate"] == "overlap"), None)
     best = next((r for r in rows if r["chosen"]), None)
     if best is None or best["ms"] is None or plain is None or plain["ms"] is None:

@@ -43,7 +43,7 @@ def doctor(
     from weft.doctor import diagnose
 
     if as_json:
-        seen = _seen(trace, job)  # first: a trace or a job that does not exist is reported at once
+        seen = _seen(trace, job)  # first, so that a missing trace or job is reported at once
         findings = diagnose(command=command) + seen
         print(json.dumps(versioned({"checks": [finding.to_dict() for finding in findings]}), indent=2))
     else:
@@ -64,7 +64,7 @@ def _seen(trace: list[Path] | None, job: str | None) -> list[Check]:
 
 
 def show_findings(findings: list[Check], console: Console) -> None:
-    """The findings as a table, and the next step as the last line."""
+    """Print the findings as a table, and the next step as the last line."""
     from rich.table import Table
     from rich.text import Text
 

@@ -49,7 +49,7 @@ def _show_version(value: bool) -> None:
 
 
 def build_app(commands: Sequence[str] | None = None) -> typer.Typer:
-    """The application with these subcommands, or with all."""
+    """The application with these subcommands; None: all of them."""
     import typer
 
     app = typer.Typer(
@@ -84,7 +84,7 @@ def build_app(commands: Sequence[str] | None = None) -> typer.Typer:
 def main(argv: list[str] | None = None) -> None:
     """Entry point of the console script."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # "?" for a bar or an arrow, where the code page has none
+        if isinstance(stream, io.TextIOWrapper):  # prints "?" for characters that the code page lacks
             stream.reconfigure(errors="replace")
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
@@ -120,7 +120,7 @@ def _run(argv: list[str]) -> Any:
 
         logs.show()
         return run_analysis(**arguments)
-    # Help and errors of the root command name every subcommand; otherwise one is enough.
+    # Help and errors of the root command need every subcommand; otherwise load only the one that runs.
     one = argv[:1] if argv and argv[0] in COMMANDS else None
     return build_app(one)(args=argv, prog_name="weft", standalone_mode=False)
 

@@ -1,4 +1,4 @@
-"""What commands write: lines of their own, JSON with the version of its keys, and checked output files."""
+"""Output of commands: weft's own lines, versioned JSON, and checks of output files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from weft.errors import UsageError
 from weft.files import why_not_writable
 
 RESULT_VERSION = 1
-"""Changes where a key is removed or gets another type, not where one is added."""
+"""Increases if a key is removed or changes its type, not if one is added."""
 
 
 def versioned(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A result with its version, which `weft schema` describes."""
+    """A result with the version of its keys; `weft schema` describes them."""
     return {"version": RESULT_VERSION, **document}
 
 
@@ -46,7 +46,7 @@ def check_distinct(outputs: Mapping[str, Path | None]) -> None:
 
 
 def check_output_folder(option: str, folder: Path) -> None:
-    """Refuse a folder that could not be written to, or not be created. Writes nothing."""
+    """Refuse a folder that cannot be written to or created. Writes nothing."""
     known = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     if not known.is_dir():
         raise UsageError(f"{option} {folder}: {known} is not a folder; name another")
@@ -55,13 +55,13 @@ def check_output_folder(option: str, folder: Path) -> None:
 
 
 def check_seconds(option: str, seconds: float) -> None:
-    """Raises UsageError for a time that is not above 0, NaN included."""
+    """Raises UsageError for a time that is not above 0, including NaN."""
     if not seconds > 0:
         raise UsageError(f"{option} {seconds:g}: give more than 0 seconds")
 
 
 def say(line: str, quiet: bool) -> None:
-    """Print a line of weft's own, if there is one and there is somewhere to print it."""
+    """Print a line from weft on stderr, unless it is empty or `quiet`."""
     if line and not quiet:
         with suppress(OSError):  # standard error is closed
             print(f"weft: {line}", file=sys.stderr, flush=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def plan(
-    context: typer.Context,  # no default: Python 3.10 would make it Optional, which typer does not know
+    context: typer.Context,  # no default: Python 3.10 would make it Optional, which typer does not support
     html: Annotated[
         Path | None,
         typer.Option("--html", help="Write an HTML page.", metavar="FILE", show_default=False),
@@ -62,7 +62,7 @@ def plan(
     asked = request.question(PlanOptions(**typed), _given(context))
     _check_output(asked, html, chakra, launch)
     if launch and not asked.options.sweep:
-        _launch(asked.job(), launch)  # refuses what the file cannot express, before the work
+        _launch(asked.job(), launch)  # before the work: raises if the file cannot express the job
     started = time.monotonic()
     with status_line("predicting …", quiet=as_json) as update:
 
@@ -86,7 +86,7 @@ def plan(
 
 
 def _signature(function: Callable[..., None]) -> None:
-    """Give the command one option for each field of PlanOptions, before its own."""
+    """Give the command one option per field of PlanOptions, before its own options."""
     hints = get_type_hints(PlanOptions)
     found = []
     for field in fields(PlanOptions):
@@ -113,7 +113,7 @@ _signature(plan)
 
 
 def _given(context: typer.Context) -> set[str]:
-    """Options that the user typed, by their parameter's name."""
+    """Parameter names of the options that the user gave."""
     found = set()
     for name in context.params:
         source = context.get_parameter_source(name)
@@ -222,7 +222,7 @@ def _sweep(asked: Question, progress: PlanProgress) -> tuple[dict[str, Any], Tra
 
 
 def _possible(asked: Question) -> TrainingJob | None:
-    """The job as it was asked for, or nothing where it cannot run unsplit."""
+    """The job as requested; None if it cannot run without further splitting."""
     try:
         return asked.job()
     except UsageError:

@@ -1,7 +1,7 @@
-"""Plain command lines of `weft analyze`, read without typer, whose import takes longer than a small trace.
+"""Parses simple command lines of `weft analyze` without typer, whose import takes longer than a small trace.
 
-What is not plain (help, a misspelled option, a missing value) is left to typer, which knows how to say so.
-A test compares the table below and its results with typer's.
+Everything else (help, a misspelled option, a missing value) is left to typer. A test compares the table below
+and its results with typer's.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def _run(paper: str, device: str, budget: float, *, everything: bool, quiet: boo
 
     def tell(what: str, done: int, of: int) -> None:
         if not tasks:
-            bars.start()  # not before: bars without a task leave an empty line above an error
+            bars.start()  # not earlier: bars without a task leave an empty line above an error
         if what not in tasks:
             tasks[what] = bars.add_task(what, total=of)
         bars.update(tasks[what], completed=done)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`weft run`: an unmodified program under a policy."""
+"""`weft run`: runs an unmodified program under a policy."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def _trace_request(folder: Path | None, steps: int | None, after: int | None) ->
 
 @dataclass(frozen=True)
 class _Start:
-    """What this start of the program has: live tuning tries some settings from start to start."""
+    """Policy and settings of this start of the program: live tuning tries some settings once per start."""
 
     policy: Policy
     earlier: Memory | None
@@ -205,14 +205,14 @@ def _settle_start(command: list[str], policy: Policy, tune: bool, quiet: bool) -
 
 
 def _run_job(asked: JobOptions, wanted: ReportOptions) -> None:
-    """Run the program to its end, report, and end as it did."""
+    """Run the program to its end, report, and exit with its status."""
     from weft.cli.run_report import report_job
     from weft.monitor.exporter import Exporter
     from weft.shim import launch
     from weft.shim.inject import Job, check_preload
 
     with ExitStack() as held:
-        mask = launch.hold_signals()  # one that ended weft now would leave the job's folder behind
+        mask = launch.hold_signals()  # a signal that ended weft now would leave the job's folder behind
         held.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
         job = held.enter_context(
             Job(
@@ -234,7 +234,7 @@ def _run_job(asked: JobOptions, wanted: ReportOptions) -> None:
             say(f"metrics: http://{asked.metrics}/metrics", wanted.quiet)
         kept = _kept_descriptors(wanted.stats_file)
         status = launch.run(asked.command, env, mask, keep=kept, now_and_then=job.keep_alive)
-        held.pop_all()  # from here on the exit status is the program's, whatever fails
+        held.pop_all()  # from here on the exit status is the program's, even if something fails
     launch.end(status, lambda: report_job(job, exporter, asked, wanted, status))
 
 
@@ -265,7 +265,7 @@ def _with_head_start(policy: Policy, given: str | None) -> Policy:
 
 
 def _check_replacing() -> None:
-    """Refuse a value of the environment that the processes of the job would ignore."""
+    """Refuse a value of the environment variable that the job's processes would ignore."""
     from weft.shim.inject import BY_PICK, OPS_VARIABLE, REPLACE_ALL
 
     wanted = os.environ.get(OPS_VARIABLE) or BY_PICK
@@ -274,7 +274,7 @@ def _check_replacing() -> None:
 
 
 def _tune_budget(tune: bool, share: float | None, once: bool) -> dict[str, str]:
-    """The environment that tells live tuning what it may use after the search."""
+    """Environment variables that limit the steps live tuning may use after the search."""
     if not tune and (once or share is not None):
         raise UsageError("--tune-budget and --tune-once go with --tune: add it")
     if share is not None and not 0 <= share <= MOST_BUDGET:
@@ -287,7 +287,7 @@ def _as_settings(chosen: dict[str, str]) -> str:
 
 
 def _start_environment(chosen: dict[str, str]) -> dict[str, str]:
-    """What the program gets of the settings of this start; CTAs are part of the policy."""
+    """Settings of this start as environment variables of the program; CTAs are part of the policy instead."""
     from weft.tuning.live.start_trial import CTA_VARIABLE, GIVEN_VARIABLE
 
     rest = {name: value for name, value in chosen.items() if name != CTA_VARIABLE}
@@ -295,7 +295,7 @@ def _start_environment(chosen: dict[str, str]) -> dict[str, str]:
 
 
 def _check_outputs(policy_file: Path | None, stats_file: Path | None, html: Path | None, tune: bool) -> None:
-    """Reject an output that could not be written after hours of training."""
+    """Reject an output that cannot be written, before hours of training."""
     if html is not None and not tune:
         raise UsageError("--html is the page of live tuning: add --tune")
     check_distinct({"--stats": stats_file, "--html": html})
@@ -306,7 +306,8 @@ def _check_outputs(policy_file: Path | None, stats_file: Path | None, html: Path
 
 
 def _kept_descriptors(stats_file: Path | None) -> tuple[int, ...]:
-    """Standard output, where the statistics go there; else a reader may see the program close it."""
+    """Descriptor 1 if the statistics go to standard output; it must stay open. Else a reader must see the
+    program close it, so weft does not keep it."""
     try:
         same = stats_file is not None and os.path.samestat(stats_file.stat(), os.fstat(1))
     except OSError:

@@ -1,4 +1,4 @@
-"""What `weft run` says and writes after the program has ended. Loaded before the program starts."""
+"""The report of `weft run` after the program has ended. This module is loaded before the program starts."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class JobOptions:
     command: list[str]
     policy: Policy
     earlier: Memory | None
-    """What earlier starts of this program have shown; None: without --tune."""
+    """Results of earlier starts of this program; None without --tune."""
     variables: dict[str, str]
-    """Added to the environment of the program."""
+    """Variables added to the program's environment."""
     trace: TraceRequest | None
     count_steps: bool
     replacing: bool
-    """Collectives and matmuls are fused (--ops)."""
+    """Whether collectives and matmuls are fused (--ops)."""
     metrics: Address | None
-    """Where metrics are served."""
+    """Where metrics are served; None: nowhere."""
 
     @property
     def tune(self) -> bool:
@@ -48,7 +48,7 @@ class JobOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What is written when it has ended."""
+    """What is written after the program has ended."""
 
     stats_file: Path | None
     html: Path | None

@@ -1,4 +1,4 @@
-"""`weft schema`: JSON Schema of policies and of what commands write as JSON."""
+"""`weft schema`: JSON Schema of policies and of the commands' JSON documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A moving line on stderr while a command works."""
+"""An animated status line on stderr while a command works."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _QUIET_S = 2.0
 
 @contextmanager
 def status_line(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Show `text` once the work has taken a while; yields a function that replaces it.
+    """Show `text` once the work has taken _QUIET_S seconds; yields a function that replaces the text.
 
     Nothing is shown if `quiet`, or if stderr is not a terminal.
     """

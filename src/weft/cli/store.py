@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ACTIONS = ("list", "export", "import", "forget")
 MAX_FILE_BYTES = 64 << 20
-"""Largest file to import."""
+"""Size limit of a file to import."""
 
 
 def store(

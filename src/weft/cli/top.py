@@ -1,4 +1,4 @@
-"""`weft top`: what running jobs do, and their policy, from outside."""
+"""`weft top`: watches running jobs from outside, and changes their policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terminal of `weft top`: the alternate screen, keys, and a size that may change at any moment."""
+"""The terminal of `weft top`: the alternate screen, keys, and a size that may change at any time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 REFRESH_S = 1.0
 _SHARE = 0.01
-"""Of a core: where a refresh costs more, the next one comes later."""
+"""Share of a core that refreshes may use: after a more expensive refresh, the next one comes later."""
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[2J", "\x1b[?25h\x1b[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 _SCROLL = {b"\x1b[A": -1, b"k": -1, b"\x1b[B": 1, b"j": 1, b"\x1b[5~": -10, b"\x1b[6~": 10}
 
 
 def show_top(only: RunningJob | None, samples: int | None) -> None:
-    """Draw until the user quits or the job ends; one frame as plain text where there is no terminal."""
+    """Draw until the user quits or the job ends; without a terminal, print one frame as plain text."""
     from weft.monitor.watch_jobs import JobsWatch
     from weft.report.top import Screen, top_frame
 
@@ -88,7 +88,7 @@ def _coloured() -> bool:
 
 
 def _pressed(woken: int, keys: int | None) -> list[bytes]:
-    """Keys pressed since the last call; resizing the terminal is not a key, but ends the wait."""
+    """Keys pressed since the last call. A resize ends the wait, but is no key."""
     with suppress(BlockingIOError):
         os.read(woken, 4096)
     if keys is None or not select.select([keys], [], [], 0)[0]:
@@ -105,9 +105,10 @@ def _pressed(woken: int, keys: int | None) -> list[bytes]:
 
 @contextmanager
 def _terminal() -> Iterator[tuple[int, Callable[[], None]]]:
-    """The alternate screen and single keys.
+    """Switches to the alternate screen and to reading single keys.
 
-    Yields what can be read when the size has changed or Ctrl-Z was pressed, and what is to be called then.
+    Yields a descriptor that becomes readable when the size changes or Ctrl-Z is pressed, and a function to
+    call then.
     """
     reader, writer = os.pipe()
     for number in (reader, writer):
@@ -130,7 +131,7 @@ def _terminal() -> Iterator[tuple[int, Callable[[], None]]]:
                 termios.tcsetattr(keys, termios.TCSADRAIN, before)
 
     def suspend() -> None:
-        """After Ctrl-Z: the shell gets its terminal back, and `fg` brings the screen back."""
+        """After Ctrl-Z: gives the terminal back to the shell, until `fg` restores the screen."""
         if asked:
             asked.clear()
             leave()
@@ -138,7 +139,7 @@ def _terminal() -> Iterator[tuple[int, Callable[[], None]]]:
             enter()
 
     def ask(number: int, frame: Any) -> None:
-        asked.append(number)  # no more here: it may come in the middle of a write to the terminal
+        asked.append(number)  # only noted: the signal may arrive in the middle of a write to the terminal
 
     asked: list[int] = []
     handlers = {signal.SIGWINCH: _awake, signal.SIGTERM: _interrupt, signal.SIGTSTP: ask}
@@ -156,7 +157,7 @@ def _terminal() -> Iterator[tuple[int, Callable[[], None]]]:
 
 
 def _awake(number: int, frame: Any) -> None:
-    """Python notes the signal on the wake-up pipe: the wait ends, and the frame is drawn again."""
+    """Does nothing itself: Python writes the signal to the wake-up pipe, which ends the wait for a redraw."""
 
 
 def _interrupt(number: int, frame: Any) -> None:

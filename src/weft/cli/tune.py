@@ -1,4 +1,4 @@
-"""`weft tune`: race the candidates on one workload, show the table, write the policy."""
+"""`weft tune`: races the candidates on one workload, shows the table, writes the policy."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def tune(
 
 
 def _assumed(executor: Executor, workload: Workload, reading: str, name: str) -> dict[str, Any]:
-    """The reading, what the workload is, and the gain over other bus figures of a node of the paper."""
+    """The reading, a description of the workload and, on a paper's node, the gain at other bus bandwidths."""
     from weft.execute.sim import SimExecutor
 
     found: dict[str, Any] = {"reading": reading if name else "", "assumed": workload.described}
@@ -169,11 +169,11 @@ def _say_assumed(document: dict[str, Any]) -> None:
 
 
 def _remembered(executor: Executor, workload: Workload) -> Remembered:
-    """What the store holds for a workload on a real GPU."""
+    """The store's verdict for a workload on a real GPU."""
     from weft.ranks import launched_ranks
     from weft.tuning.remembered import Remembered, workload_key
 
-    # Ranks must all do the same, and their stores may differ: there nothing is read.
+    # All ranks must do the same, but their stores may differ, so nothing is read under a launcher.
     alone = launched_ranks() == 1
     return Remembered(
         lambda: workload_key(executor, workload),
@@ -227,7 +227,7 @@ def _page(executor: Executor, tuned: TunedWorkload) -> str:
 
 
 def _pictures(executor: Executor, tuned: TunedWorkload, mode: str) -> list[Picture]:
-    """Per-SM occupancy before and after: a simulated GPU knows it."""
+    """Per-SM occupancy before and after; only for simulated GPUs, else empty."""
     from weft.execute.sim import SimExecutor
     from weft.policy import Policy
     from weft.report.occupancy import picture

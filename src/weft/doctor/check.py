@@ -1,4 +1,4 @@
-"""Check, one finding, and `guarded`, which turns errors and hangs of a check into findings."""
+"""Check, a single finding; and `guarded`, which turns errors and hangs of a check into findings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def guarded(name: str, check: Callable[[], list[Check]], limit_s: float) -> list
             detail = f"the check itself failed: {type(error).__name__}: {error}"
             found.append(Check(name, "fail", detail, "report it with the output of `weft doctor --json`"))
 
-    # A thread that hangs in a library cannot be stopped; a daemon thread does not keep the process alive.
+    # A thread that hangs in a library cannot be stopped, but a daemon thread does not keep the process alive.
     thread = threading.Thread(target=work, name=f"doctor {name}", daemon=True)
     thread.start()
     thread.join(limit_s)

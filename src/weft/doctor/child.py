@@ -1,6 +1,6 @@
 """Queries that run in a child process: a broken driver or library crashes the child, not `weft doctor`.
 
-`ask` starts the child; `answer` runs in it and writes one JSON object.
+`ask_child` starts the child; `answer_query` runs in it and writes one JSON object.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from weft.gpu.priority import measure_priority
 from weft.gpu.probe import Gpu, cuda_gpus, probe
 
 CHILD_LIMIT_S = 25.0
-"""Time limit of a query."""
+"""Time limit of a query, in seconds."""
 MARK = "weft-answer "
-"""Start of the line with the answer: libraries may write to stdout before and after it."""
+"""Prefix of the line with the answer: libraries may write other lines to stdout."""
 
 
 def ask_child(topic: str, *arguments: str, limit_s: float = CHILD_LIMIT_S) -> dict[str, Any]:
@@ -118,7 +118,7 @@ TOPICS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def answer_query(arguments: list[str]) -> None:
-    """Run the query in this process; `arguments`: topic, then its arguments."""
+    """Run a query in this process and print its answer; `arguments`: topic, then its arguments."""
     try:
         result = TOPICS[arguments[0]](*arguments[1:])
     except WeftError as error:

@@ -1,6 +1,6 @@
-"""What a command would start with: its interpreter and torch, its environment, and what its script sets.
+"""Checks a command without running it: its interpreter and torch, its environment, and its script's settings.
 
-Nothing of the command is run, except its Python interpreter to ask where torch is.
+Only the command's Python interpreter is run, to find out where torch is.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _FRAMEWORKS = {
 }
 _WANTS_ONE = "Megatron"
 BLACKWELL = 100
-"""Compute capability times 10 from which Megatron no longer asks for one connection."""
+"""Compute capability times 10, from which on Megatron no longer asks for one connection."""
 MOST_SOURCE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class Started:
-    """What a command line means."""
+    """A command line, analyzed."""
 
     words: tuple[str, ...]
     env: dict[str, str]
-    """With the assignments in front of the program (`env NAME=VALUE …`)."""
+    """The environment, including assignments in front of the program (`env NAME=VALUE …`)."""
     script: Path | None
     source: str
-    """Of the script; empty where it cannot be read."""
+    """Source text of the script; empty if it cannot be read."""
 
     @property
     def frameworks(self) -> list[str]:
@@ -70,7 +70,7 @@ def understand(command: Sequence[str], env: Mapping[str, str]) -> Started:
 
 
 def _after_env(words: list[str], given: dict[str, str]) -> list[str]:
-    """The program and its arguments behind `env`, whose options and assignments change `given`."""
+    """The program and its arguments after `env`; applies env's options and assignments to `given`."""
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -127,7 +127,7 @@ def _script(started: Started) -> list[Check]:
 
 
 def _torch_of(program: str, started: Started, machine: Machine) -> tuple[Torch | None, list[Check]]:
-    """The torch that the command's own interpreter would import, where that is not weft's."""
+    """The torch that the command's own interpreter would import (None if unknown), and findings about it."""
     python = _interpreter(program)
     if python is None:
         return None, []
@@ -156,7 +156,7 @@ def _torch_of(program: str, started: Started, machine: Machine) -> tuple[Torch |
 
 
 def _interpreter(program: str) -> str | None:
-    """The Python that a program is, or that its first line names."""
+    """The Python interpreter that a program is, or that its first line names; None if there is none."""
     if re.fullmatch(r"python[\d.]*", Path(program).name):
         return program
     try:
@@ -171,7 +171,7 @@ def _interpreter(program: str) -> str | None:
 
 
 def _environment(started: Started, machine: Machine, facts: GpuFacts) -> list[Check]:
-    """The environment as the program would have it, by the same rules as this shell's."""
+    """Findings about the environment that the program would have, by the same rules as for this shell's."""
     sets = _SET_IN_SHELL if started.script and started.script.suffix == ".sh" else _SET_IN_PYTHON
     inside = {found["name"]: found["value"] for found in sets.finditer(started.source)}
     changed = {

@@ -12,7 +12,7 @@ from weft.doctor.check import Check, Status
 _Finding = tuple[Status, str, str] | None
 """Status, effect of the value, and the fix."""
 VariableRule = Callable[[str], _Finding]
-"""From the value of a variable to a finding."""
+"""Maps the value of a variable to a finding."""
 
 
 def _is_on(value: str) -> bool:

@@ -1,4 +1,4 @@
-"""Hardware checks: driver, links, green contexts, and by measurement priority and placement."""
+"""Hardware checks: driver, links, green contexts, and measurements of priority and placement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NO_GPU = "run on a machine with a GPU; `weft analyze` works without one"
 _NO_LIBRARY = "cannot open shared object"  # message of the dynamic loader
 _NO_DEVICE = "(CUDA error 100)"  # CUDA_ERROR_NO_DEVICE, as weft.gpu.driver reports it
 HONOURED = 2.0
-"""Speedup of a small kernel by high priority from which priority counts as honoured; at most
+"""If high priority speeds a small kernel up by at least this factor, priority counts as honoured; at most
 `priority.WAVES` is possible."""
 
 
@@ -23,7 +23,7 @@ def driver(machine: Machine, facts: GpuFacts) -> list[Check]:
     if hidden is not None and (facts.cuda or _NO_DEVICE in error):
         fix = "unset CUDA_VISIBLE_DEVICES"
         return [Check("driver", "warn", f"CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU", fix)]
-    # Having no driver is not an error; having one that fails is.
+    # A missing driver is not an error; a failing one is.
     if (_NO_LIBRARY in error or _NO_DEVICE in error) and not machine.which("nvidia-smi"):
         return [Check("driver", "skip", "no NVIDIA or AMD driver", _NO_GPU)]
     fix = "run `nvidia-smi`; if it also fails, reinstall or restart the driver (in a container: --gpus all)"

@@ -1,4 +1,4 @@
-"""Limits of the host that silently slow a job: shared memory of a container, clocks that are held down."""
+"""Host limits that silently slow a job: a container's shared memory, clocks below their maximum."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from weft.doctor.machine import GpuFacts, Machine
 from weft.report import words
 
 LEAST_SHARED_BYTES = 1 << 30
-"""Docker gives 64 MiB. NCCL's host transport and torch's data loaders put their buffers there."""
+"""Minimum size of /dev/shm, where NCCL and torch's data loaders put buffers. Docker's default is 64 MiB."""
 _QUERY = (
     "index",
     "clocks.sm",
@@ -25,7 +25,7 @@ _REASONS = {
 }
 _LOCKED = 0x2
 _ENOUGH = 0.95
-"""Share of the highest clock: an application clock at or above it is not a restriction."""
+"""An application clock of at least this share of the maximum clock is not a restriction."""
 
 
 def shared_memory(machine: Machine, facts: GpuFacts) -> list[Check]:
@@ -45,7 +45,7 @@ def shared_memory(machine: Machine, facts: GpuFacts) -> list[Check]:
 
 
 def clocks(machine: Machine, facts: GpuFacts) -> list[Check]:
-    """Whether a GPU's clock is held below what it can do."""
+    """Whether a GPU's clock is held below its maximum."""
     tool = machine.which("nvidia-smi") if facts.nvidia else None
     if tool is None:
         return []
@@ -65,7 +65,7 @@ def clocks(machine: Machine, facts: GpuFacts) -> list[Check]:
 
 
 def _held(index: str, now: str, most: str, application: str, active: str) -> str:
-    """What holds a GPU's clock down; empty where nothing does."""
+    """What holds a GPU's clock down; empty if nothing does."""
     try:
         reasons, highest = int(active, 16), int(most)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Locate the libraries that a torch program would load, without importing or loading them."""
+"""Locates the libraries that a torch program would load, without importing or loading them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def find_torch() -> Torch | None:
 
 
 def read_torch(folder: Path) -> Torch:
-    """The torch in this folder, from its files."""
+    """The torch in this folder, read from its files."""
     facts = _constants(folder / "version.py")
     return Torch(facts.get("__version__") or _metadata_version(), facts.get("cuda"), facts.get("hip"), folder)
 
@@ -60,7 +60,7 @@ def _constants(path: Path) -> dict[str, str | None]:
 
 
 def find_nccl(torch: Torch | None) -> Path | None:
-    """The NCCL (or RCCL) that torch would load: preloaded, bundled, from a wheel, or from the system."""
+    """The NCCL or RCCL that torch would load: preloaded, bundled, from a wheel, or the system's; or None."""
     preloaded = (Path(p) for p in os.environ.get("LD_PRELOAD", "").replace(":", " ").split())
     candidates = [p for p in preloaded if p.name.startswith(("libnccl.", "librccl."))]
     if torch is not None:
@@ -79,9 +79,9 @@ def find_shim() -> Path:
 
 
 def try_preload(env: Mapping[str, str]) -> None:
-    """Start a process with this environment.
+    """Start a process with this environment to test LD_PRELOAD.
 
-    Raises UnavailableError if the shim does not load, UsageError if another library of LD_PRELOAD does not.
+    Raises UnavailableError if the shim does not load, UsageError if another library does not.
     """
     from weft.shim import inject
 

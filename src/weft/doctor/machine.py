@@ -1,4 +1,4 @@
-"""Machine: every query of the checks to the machine, so that tests can replace it."""
+"""Machine: every query that checks make of the machine, so that tests can replace them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.doctor.child import ask_child
 from weft.doctor.libraries import Torch
 
 COMMAND_LIMIT_S = 10.0
-"""Time limit of a command."""
+"""Time limit of a command, in seconds."""
 
 
 def run_command(
@@ -32,7 +32,7 @@ def run_command(
 
 
 def filesystem_bytes(path: str) -> int | None:
-    """Size of the file system at a path; None where there is none."""
+    """Size of the file system at a path; None if there is none."""
     try:
         facts = os.statvfs(path)
     except (OSError, AttributeError):
@@ -53,7 +53,7 @@ class Machine:
 
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     ask: Callable[..., dict[str, Any]] = ask_child
-    """Query in a child process; see `weft.doctor.child`."""
+    """Runs a query in a child process; see `weft.doctor.child`."""
     run: Callable[..., tuple[int, str, str]] = run_command
     which: Callable[[str], str | None] = shutil.which
     torch: Callable[[], Torch | None] = libraries.find_torch
@@ -68,7 +68,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """The result of one query of the GPUs, shared by several checks."""
+    """The result of querying the GPUs once, shared by several checks."""
 
     gpus: tuple[dict[str, Any], ...] = ()
     cuda: dict[str, Any] | None = None

@@ -1,6 +1,6 @@
-"""NCCL: releases with known regressions, and zero-CTA settings that are not in force.
+"""NCCL: releases with known regressions, and zero-CTA settings that have no effect.
 
-Each entry cites the public report; it is listed where this version was reported or lies before the fix.
+Each entry cites the public report. It covers releases for which the problem was reported, or before its fix.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ Version = tuple[int, int, int]
 ZERO_CTA: Version = (2, 28, 0)
 """First release with copy-engine collectives (NCCL_CTA_POLICY_ZERO)."""
 COPIES_OF_TWO: Version = (2, 31, 2)
-"""Before, the first copy of two ranks can hang."""
+"""Before this release, the first copy between two ranks can hang."""
 _GUIDE = "docs.nvidia.com/deeplearning/nccl, User Buffer Registration, Zero-CTA Optimization"
 _OFF = ("0", "n", "no", "f", "false", "off")
 
 
 @dataclass(frozen=True)
 class Regression:
-    """A report about releases from `first` to `last`, both included."""
+    """A reported problem of the releases from `first` to `last`, inclusive."""
 
     first: Version
     last: Version
     what: str
     report: str
-    """A public issue."""
+    """URL of the public issue."""
     fix: str
     only_symmetric: bool = False
-    """Concerns only jobs that register symmetric memory or ask for zero CTAs."""
+    """Affects only jobs that register symmetric memory or request zero CTAs."""
 
 
 REGRESSIONS = (
@@ -91,14 +91,14 @@ REGRESSIONS = (
 
 
 def installed_nccl(machine: Machine) -> Version | None:
-    """The release that torch would load; None where there is none, or it cannot say."""
+    """The NCCL release that torch would load; None if there is none or its version is unknown."""
     path = machine.nccl(machine.torch())
     if path is None:
         return None
     try:
         number = int(machine.ask("nccl", str(path))["version"])
     except (UnavailableError, KeyError, ValueError):
-        return None  # the check `nccl` says why
+        return None  # the check `nccl` reports why
     if number < 10000:
         return number // 1000, number // 100 % 10, number % 100
     return number // 10000, number // 100 % 100, number % 100
@@ -125,7 +125,7 @@ _ONE_GPU = (
 
 
 def copy_engines(machine: Machine, facts: GpuFacts) -> list[Check]:
-    """Which collectives a policy with comm.engine dma can have copied here, and which not."""
+    """Which collectives copy engines can do here under a policy with comm.engine dma, and which not."""
     version = installed_nccl(machine)
     peers = {peer for gpu in facts.gpus for peer in gpu["peers"]} - {"self"}
     if len(facts.gpus) == 1:
@@ -147,12 +147,12 @@ def copy_engines(machine: Machine, facts: GpuFacts) -> list[Check]:
 
 
 def asks_for_zero_ctas(machine: Machine) -> bool:
-    """Whether the environment asks NCCL for collectives without SMs."""
+    """Whether the environment requests collectives without SMs from NCCL."""
     return machine.env.get("NCCL_CTA_POLICY", "").strip().upper() in ("2", "ZERO", "NCCL_CTA_POLICY_ZERO")
 
 
 def zero_ctas(machine: Machine, facts: GpuFacts) -> list[Check]:
-    """Whether a request for collectives by copy engines can be in force: NCCL falls back in silence."""
+    """Whether a request for copy-engine collectives can take effect: NCCL falls back silently."""
     if not asks_for_zero_ctas(machine):
         return []
     policy = f"NCCL_CTA_POLICY={machine.env['NCCL_CTA_POLICY']}"

@@ -62,7 +62,7 @@ def nccl(machine: Machine, facts: GpuFacts) -> list[Check]:
 
 
 def collective_rules(machine: Machine, facts: GpuFacts) -> list[Check]:
-    """How the rules of a policy for single collectives (comm.rules) would reach NCCL, and why so."""
+    """How a policy's rules for collectives (comm.rules) would reach NCCL, and why."""
     from weft.shim import communicators
 
     name, path = "collective rules", machine.nccl(machine.torch())

@@ -12,7 +12,7 @@ from weft.doctor.environment import check_environment
 from weft.doctor.machine import GpuFacts, Machine
 
 LIMIT_S = 30.0
-"""Time limit of a check. Longer than that of a child process, whose error message is more specific."""
+"""Time limit of a check, in seconds; longer than that of a child, whose error message is more specific."""
 
 CHECKS: dict[str, Callable[[Machine, GpuFacts], list[Check]]] = {
     "driver": hardware.driver,
@@ -44,7 +44,7 @@ def diagnose(
 ) -> list[Check]:
     """All findings about this machine. Never raises; a check that takes over `limit_s` seconds is a `fail`.
 
-    `on_start` is called with the name of each check before it runs. `command`: also what it would start with.
+    `on_start` is called with the name of each check before it runs. `command`: a command to check, too.
     """
     machine = machine or Machine()
     on_start("driver")

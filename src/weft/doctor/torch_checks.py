@@ -1,4 +1,4 @@
-"""Settings of torch.compile that the installed torch no longer acts on, read from its files."""
+"""Settings of torch.compile that have no effect in the installed torch, as read from its files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Setting:
 
 
 def inductor_default(torch: Torch, name: str) -> Setting | None:
-    """Where and how the installed torch sets a default; None where it has no such setting."""
+    """The default of a setting in the installed torch; None if it has no such setting."""
     path = torch.folder / "_inductor" / "config.py"
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -42,7 +42,7 @@ def inductor_default(torch: Torch, name: str) -> Setting | None:
 
 
 def compile_flags(machine: Machine, facts: GpuFacts) -> list[Check]:
-    """Whether the flag that many programs set for overlap still does anything."""
+    """Whether the flag that many programs set for overlap still has an effect."""
     torch = machine.torch()
     if torch is None:
         return []
@@ -57,7 +57,7 @@ def compile_flags(machine: Machine, facts: GpuFacts) -> list[Check]:
 
 
 def flag_in_program(torch: Torch | None, source: str, where: str) -> list[Check]:
-    """A program that sets the flag and not the passes, under a torch whose list of passes is empty."""
+    """A warning if a program sets the flag but not the passes, and torch's list of passes is empty."""
     if torch is None or OVERLAP not in source.replace(OVERLAP_PASSES, "") or OVERLAP_PASSES in source:
         return []
     passes = inductor_default(torch, OVERLAP_PASSES)
@@ -67,7 +67,7 @@ def flag_in_program(torch: Torch | None, source: str, where: str) -> list[Check]
 
 
 def no_op(torch: Torch, passes: Setting) -> str:
-    """How the installed torch treats the flag, with the file and line that shows it."""
+    """Says that the flag has no effect in the installed torch, with the file and line that shows it."""
     file = Path("torch/_inductor/config.py")
     return (
         f"with torch {torch.version} {OVERLAP} = True alone does nothing: {OVERLAP_PASSES} is empty "

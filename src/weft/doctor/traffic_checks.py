@@ -1,4 +1,4 @@
-"""Bucket and prefetch settings as they show in collectives: of a trace, or of a job that runs now."""
+"""Checks bucket and prefetch settings by their effect on collectives, in a trace or a running job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from weft.trace import Analysis
 
 DEFAULT_BUCKET_BYTES = 25 << 20
-"""bucket_cap_mb of DistributedDataParallel."""
+"""Default of DistributedDataParallel's bucket_cap_mb."""
 _SMALL_BYTES = 1 << 20
 _MANY = 16
 LARGE_BYTES = 100 << 20
@@ -32,13 +32,13 @@ class StepCalls:
     sizes: tuple[int, ...]
     """Bytes of each call."""
     exposed_pct: float | None = None
-    """Of their time; None: not known, as in a job that runs."""
+    """Exposed share of their time; None if unknown, as in a running job."""
     needed_pct: float = 0.0
-    """Share of the exposed time in which compute waits for the result at once."""
+    """Share of the exposed time in which the next compute kernel waits for the result."""
 
 
 def traffic_checks(found: Sequence[StepCalls], where: str) -> list[Check]:
-    """What the calls of a step say about bucket sizes and prefetch."""
+    """Findings about bucket sizes and prefetch, from the calls of a step."""
     by_kind = {one.kind: one for one in found if one.sizes}
     checks = []
     if "all_reduce" in by_kind:
@@ -115,14 +115,14 @@ def traffic_of_trace(analysis: Analysis) -> list[StepCalls]:
 
 
 def trace_checks(paths: Sequence[Path]) -> list[Check]:
-    """What a profiler trace says about the job's settings."""
+    """Findings about a job's settings, from a profiler trace."""
     from weft.trace import analyze
 
     return traffic_checks(traffic_of_trace(analyze(*paths)), "trace")
 
 
 def job_checks(name: str) -> list[Check]:
-    """What a running job started with, and what its collectives say."""
+    """Findings about a running job: its initial environment and its collectives."""
     from weft.monitor.calls import CallFile
     from weft.monitor.jobs import select_job
     from weft.monitor.processes import job_environments

@@ -47,6 +47,6 @@ class Training:
 
 
 def _tuned() -> Path | None:
-    """The folder of this job, if it runs under `weft run --tune`."""
+    """The folder of this job; None if it does not run under `weft run --tune`."""
     folder = Path(os.environ.get("WEFT_JOB") or "/nowhere")
     return folder if (folder / "tuning.loaded").exists() else None

@@ -1,5 +1,5 @@
-"""Running jobs, observed from outside: what `weft run` started on this machine, read from the jobs' folders.
+"""Observes the jobs that `weft run` started on this machine from outside, through the jobs' folders.
 
-Nothing here runs in a job or makes a job do more: the shim and live tuning write their counters whether
-they are read or not.
+Nothing here runs in a job or adds work to it: the shim and live tuning write their counters whether or not
+anyone reads them.
 """

@@ -1,10 +1,10 @@
-"""Step times from the collective calls that the shim keeps of a process: where their sequence repeats itself.
+"""Step times from the collective calls that the shim records for a process: the sequence repeats every step.
 
-The shim writes these calls in any case (`calls.PID.N` in the job's folder), so that a program of any language
-has step times without a hook. A step begins with the first call of the period; its time is host time. Where
-all calls of a step are equal, as DDP's buckets may be, the gaps between them show which belong together: one
-of them is at least a third of the step. A shorter one is taken for a pause of a program with one call to a
-step, which logs or evaluates every so many steps; a longer pause of that kind looks like the end of a step.
+The shim always records these calls (`calls.PID.N` in the job's folder), so that a program in any language
+has step times without a hook. A step begins with the first call of the period; its time is host time. If all
+calls of a step are equal, as DDP's buckets may be, the gaps between them show where a step ends: that gap
+takes at least a third of the step. A shorter gap counts as a pause of a program with one call per step, which
+logs or evaluates every few steps; a longer pause of that kind would look like the end of a step.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _CALL = np.dtype(
 )
 _REPEATS = 6  # as in the tracer: a few equal calls are not yet a step
 _SEARCH_EVERY_S = 5.0
-_SEARCHED = 2048  # calls; a period must show itself in them
-_GAPS = 512  # between calls, in which a cycle must show itself
-_EXPLAINED = 0.5  # of the variance of their logarithms, that a cycle must explain
-_BETTER = 0.2  # of their deviations, that it must explain in addition to a shorter one
-_BETWEEN_STEPS, _LONGER = 1 / 3, 2.0  # of a cycle, and times the others, that its longest gap takes at least
-_LEAST_SCATTER = 1e-3  # of the logarithms: equal gaps have no cycle
+_SEARCHED = 2048  # latest calls in which a period is searched for
+_GAPS = 512  # latest gaps between calls in which a cycle is searched for
+_EXPLAINED = 0.5  # share of the variance of the gaps' logarithms that a cycle must explain
+_BETTER = 0.2  # share of their deviations that a longer cycle must explain beyond a shorter one
+_BETWEEN_STEPS, _LONGER = 1 / 3, 2.0  # least share of a cycle, and multiple of its other gaps, of its longest
+_LEAST_SCATTER = 1e-3  # standard deviation of the logarithms; gaps that vary less have no cycle
 
 
 class CallFile:
-    """The open file with a process's latest collective calls. Raises OSError or ValueError for any other."""
+    """The open file with a process's latest collective calls. Raises OSError or ValueError otherwise."""
 
     def __init__(self, path: Path) -> None:
         self.pid = int(path.name.split(".")[1])
@@ -49,7 +49,7 @@ class CallFile:
         os.close(self._number)
 
     def step_times_ms(self) -> list[float]:
-        """The latest steps, oldest first; empty where the calls do not repeat themselves."""
+        """Times of the latest steps in ms, oldest first; empty if the calls do not repeat."""
         calls = self._calls()
         if len(calls) < 2 * _REPEATS:
             return []
@@ -71,7 +71,7 @@ class CallFile:
         return [(names[int(call["operation"])], int(call["bytes"])) for call in calls]
 
     def _calls(self) -> np.ndarray:
-        """The calls on the communicator that carried most of them, oldest first."""
+        """The calls on the communicator with the most calls, oldest first."""
         size = os.preadv(self._number, [self._buffer], 0)
         calls: np.ndarray = np.frombuffer(self._buffer, _CALL, size // _CALL.itemsize)
         calls = np.sort(calls[calls["number"] > 0], order="number")
@@ -82,8 +82,8 @@ class CallFile:
         return chosen
 
     def _search_is_due(self, made: int) -> bool:
-        """Now and then while no period is known, and whenever the program has made twice as many calls: the
-        first few may mislead."""
+        """Every few seconds while no period is known, and whenever the number of calls has doubled: the first
+        few may be misleading."""
         now = time.monotonic()
         late = self._period is None and now - self._searched_s >= _SEARCH_EVERY_S
         if not late and made < 2 * self._searched_calls:
@@ -98,7 +98,7 @@ def _calls_of_a_period(identity: np.ndarray, host_ns: np.ndarray) -> int | None:
 
 
 def _cycle(gaps: np.ndarray) -> int:
-    """After how many gaps their lengths repeat themselves; 1: they do not."""
+    """Number of gaps after which their lengths repeat; 1 if they do not."""
     gaps = np.maximum(gaps[-_GAPS:], 1)
     logs = np.log(gaps)
     if logs.std() < _LEAST_SCATTER:
@@ -111,7 +111,7 @@ def _cycle(gaps: np.ndarray) -> int:
         if explained < _EXPLAINED:
             continue
         usual = np.median(table, axis=0)
-        # Absolute values and not squares: a few long pauses of the program do not make a longer cycle.
+        # Absolute values, not squares, so that a few long pauses of the program do not look like a cycle.
         left = by_chance + np.abs(table - usual).sum() / np.abs(table - np.median(table)).sum()
         if left <= least - _BETTER and _ends_a_step(np.sort(np.exp(usual))):
             best, least = length, left
@@ -119,7 +119,7 @@ def _cycle(gaps: np.ndarray) -> int:
 
 
 def _ends_a_step(gaps: np.ndarray) -> bool:
-    """Whether the last of these gaps, the longest, is long enough to be the one between two steps."""
+    """Whether the last and longest of these sorted gaps is long enough to separate two steps."""
     return bool(gaps[-1] >= max(_BETWEEN_STEPS * gaps.sum(), _LONGER * np.median(gaps[:-1])))
 
 

@@ -1,8 +1,8 @@
-"""Changing the policy of a running job from outside: only what each rank may change by itself.
+"""Changes the policy of a running job from outside: only controls that each rank may change by itself.
 
-A job's control block is read by all of its processes, each before its own next launch. That is enough for
-controls that concern single launches. What all ranks must change between the same two collectives (CTAs,
-framework settings) needs their agreement, which only the job itself can reach: it is refused here.
+All processes of a job read its control block, each before its own next launch. That is enough for controls
+that concern single launches. Controls that all ranks must change between the same two collectives (CTAs,
+framework settings) need the ranks' agreement, which only the job itself can reach: they are refused here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BY_LAUNCH = ("priority", "head_start", "head_start_us", "residency", "when", "ru
 
 
 def change_policy(watch: JobWatch, policy: Policy) -> Policy:
-    """Put every process of the job under `policy`; returns what was in force. Raises UsageError."""
+    """Put every process of the job under `policy`; returns the former policy. Raises UsageError."""
     _check_idle(watch)
     before = watch.policy()
     started = watch.job.policy
@@ -41,7 +41,7 @@ def change_policy(watch: JobWatch, policy: Policy) -> Policy:
 
 
 def switch_off(watch: JobWatch) -> tuple[Policy, str]:
-    """Remove every control that can be removed; returns what was in force, and what remains in force."""
+    """Remove every control that can be removed; returns the former policy, and the controls left, as text."""
     started = watch.job.policy
     stays = [f.name for f in fields(Policy) if f.name not in BY_LAUNCH]
     given = {name: getattr(started, name) for name in stays}
@@ -52,12 +52,12 @@ def switch_off(watch: JobWatch) -> tuple[Policy, str]:
 
 
 def _key(name: str) -> str:
-    """A field of Policy as the policy file names it."""
+    """The name of a field of Policy in a policy file."""
     return ".".join(filter(None, place_of(name)))
 
 
 def _value(name: str, value: Any) -> str:
-    """As the policy file has it."""
+    """The value of a field of Policy as JSON, as in a policy file."""
     section, key = place_of(name)
     document = replace(Policy(), **{name: value}).to_dict()
     return json.dumps(document[section][key] if section else document[key])

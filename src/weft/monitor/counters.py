@@ -1,7 +1,7 @@
-"""The counters of one process of a job, read again and again from its open file.
+"""The counters of one process of a job, read repeatedly from its open file.
 
-The file is read with `pread` into one buffer: a memory map would have to touch pages that the shim left as
-holes, and an open file can still be read after the job has removed its folder.
+The file is read with `pread` into one buffer: a memory map would touch pages that the shim left as holes. The
+open file can still be read after the job has removed its folder.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _COMM = layout.KINDS.index("comm")
 
 @dataclass(frozen=True)
 class ProcessCount:
-    """What a process has counted since it started."""
+    """The counters of a process since it started."""
 
     launches: int
     comm_launches: int
     shaped: int
     counters: dict[str, int]
     ctas: int | None
-    """Thread blocks of the collective that was launched most since the last reading; None: no collective."""
+    """Thread blocks of the collective kernel launched most since the last reading; None if there was none."""
 
 
 class ProcessFile:
-    """The open counter file of a process. Raises InputError where it is not one of this weft."""
+    """The open counter file of a process. Raises InputError if this version of weft did not write it."""
 
     def __init__(self, path: Path) -> None:
         self._number = open_regular(path)
@@ -79,7 +79,7 @@ class ProcessFile:
         counters = dict(zip(layout.COUNTERS, map(int, head.counters), strict=False))
         self._note_ctas(np.where(comm, launches, 0), chunks["rows"]["grid_blocks"].reshape(-1))
         return ProcessCount(
-            launches=int(launches.sum()) + counters["head_starts"],  # each is a kernel of weft's
+            launches=int(launches.sum()) + counters["head_starts"],  # each is a kernel that weft launches
             comm_launches=int(launches[comm].sum()),
             shaped=int(chunks["cells"]["shaped"].sum()),
             counters=counters,
@@ -87,8 +87,8 @@ class ProcessFile:
         )
 
     def policy(self) -> Policy | None:
-        """The process's own policy, which outranks the job's; None: it has none."""
-        with suppress(InputError):  # it is being written: keep the last one until the next reading
+        """The process's own policy, which takes precedence over the job's; None if it has none."""
+        with suppress(InputError):  # being written: keep the previous one until the next reading
             self._policy = policy_image.policy_in_file(self._number)[0]
         return self._policy
 

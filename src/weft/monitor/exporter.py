@@ -1,7 +1,7 @@
-"""`weft run --metrics`: a process, separate from the job, that serves its metrics to Prometheus.
+"""`weft run --metrics`: a process, separate from the job, that serves the job's metrics to Prometheus.
 
-One process per `weft run`, not one per rank: it reads the job's folder, so nothing of it is in the program.
-Under torchrun there is one `weft run` per node and one port. Where each rank has a `weft run` of its own
+There is one process per `weft run`, not one per rank. It reads the job's folder, so it runs no code in the
+program. Under torchrun there is one `weft run` and one port per node. If each rank has its own `weft run`
 (srun, mpirun, `torchrun --no-python weft run …`), the local rank is added to the port.
 """
 
@@ -83,7 +83,7 @@ class Exporter:
             raise UnavailableError(f"--metrics cannot serve on {address}: {said}; {fix}")
 
     def stop(self) -> None:
-        """End it. `weft run` may have collected its status already, as it does for any child."""
+        """End the process. `weft run` may already have collected its exit status, as that of any child."""
         with suppress(OSError):
             self._process.terminate()
         with suppress(OSError, subprocess.TimeoutExpired):
@@ -93,11 +93,11 @@ class Exporter:
 
 
 def serve_metrics(folder: str, host: str, port: str, parent: str) -> None:
-    """In the process: serve until `weft run` ends."""
+    """The main function of the process: serves until `weft run` ends."""
     from weft.shim import signals
 
     signals.die_with_parent(int(parent), signal.SIGTERM)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.ALL)  # `weft run` holds them
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.ALL)  # `weft run` blocks them
     try:
         from prometheus_client import CollectorRegistry, start_http_server
 

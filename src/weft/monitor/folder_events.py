@@ -1,4 +1,4 @@
-"""Waiting for new files in jobs' folders (inotify), so that short-lived files are opened in time."""
+"""Waits for new files in jobs' folders (inotify), so that short-lived files are opened in time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BETWEEN_S = 0.005  # a folder that gets many files is read no more often than t
 
 
 class FolderEvents:
-    """New files in any of the watched folders. Where there is no inotify, waits end with their time."""
+    """Waits for new files in any of the watched folders. Without inotify, a wait lasts its full time."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -38,7 +38,7 @@ class FolderEvents:
                 _log.debug("%s is not watched: errno %d", folder, ctypes.get_errno())
 
     def wait(self, seconds: float, also: Sequence[int] = ()) -> bool:
-        """Wait for a new file, for input on `also`, or for the time to pass; whether a file is new."""
+        """Wait for a new file, for input on `also`, or until the time has passed. True if a file is new."""
         numbers = [*also, *([self._number] if self._number >= 0 else [])]
         ready, _, _ = select.select(numbers, [], [], max(0.0, seconds))
         if self._number not in ready:

@@ -1,4 +1,4 @@
-"""Finding running jobs: every `weft run` on this machine has a folder that it holds a lock on."""
+"""Finds running jobs: every `weft run` on this machine holds a lock on its job's folder."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class RunningJob:
     folder: Path
     name: str
     pid: int | None = None
-    """Of `weft run`."""
+    """Process id of `weft run`."""
     command: tuple[str, ...] = ()
     started: float | None = None
     """Unix time."""
     policy: Policy = field(default_factory=Policy)
-    """What it was started with."""
+    """The policy it was started with."""
     tune: bool = False
 
 
 def running_jobs() -> list[RunningJob]:
-    """This user's jobs, the oldest first."""
+    """This user's running jobs, the oldest first."""
     found = [
         describe_running(folder)
         for folder in job_folder.job_folders()
@@ -61,7 +61,7 @@ def select_job(wanted: str) -> RunningJob:
 
 
 def describe_running(folder: Path) -> RunningJob:
-    """What `weft run` wrote about a job."""
+    """The job of a folder, from the description that `weft run` wrote."""
     facts = job_folder.description(folder)
     pid, started, command = facts.get("pid"), facts.get("started"), facts.get("command")
     return RunningJob(
@@ -101,7 +101,7 @@ def _checked(folder: Path) -> RunningJob:
 
 
 def _folder_of_process(pid: int) -> Path | None:
-    """WEFT_JOB of a process. Raises where the process belongs to another user."""
+    """WEFT_JOB of a process; None if it has none. Raises UsageError if it belongs to another user."""
     process = Path("/proc", str(pid))
     try:
         if process.stat().st_uid != os.getuid():

@@ -1,4 +1,4 @@
-"""A job's figures for Prometheus: counters and gauges by rank. No command line, path or environment."""
+"""A job's figures for Prometheus: counters and gauges by rank; no command lines, paths or environments."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _GAUGES = {
 
 
 class JobCollector:
-    """What `prometheus_client` asks at every scrape."""
+    """The collector that `prometheus_client` calls at every scrape."""
 
     def __init__(self, watch: JobWatch) -> None:
         self._watch, self._lock = watch, threading.Lock()
 
     def collect(self) -> Iterator[Any]:
-        """The figures now, as metric families."""
+        """The current figures, as metric families."""
         with self._lock:  # several may scrape at once
             sample = self._watch.sample()
         yield from _by_rank(sample)

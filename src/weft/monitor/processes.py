@@ -1,4 +1,4 @@
-"""The processes of a job, from /proc: those that never launched a kernel have no file in the job's folder."""
+"""The processes of a job, from /proc: a process that launched no kernel has no file in the job's folder."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class JobProcess:
 
 
 _known: dict[tuple[int, str], JobProcess] = {}
-"""Ranks by process number and start. A process without a rank may be about to become one."""
+"""Ranks by process id and start time. Processes without a rank are not kept: they may still become one."""
 
 
 def job_processes(job: RunningJob) -> list[JobProcess]:
-    """Every rank of the job that runs now, one process each: the oldest with that rank."""
+    """Every running rank of the job, with one process each: the topmost in the process tree."""
     if job.pid is None:
         return []
     found: dict[int, JobProcess] = {}
@@ -42,7 +42,7 @@ def job_processes(job: RunningJob) -> list[JobProcess]:
 
 
 def job_environments(job: RunningJob) -> list[dict[str, str]]:
-    """The environment that each rank of the job was started with."""
+    """The initial environment of each rank of the job."""
     found = []
     for process in job_processes(job):
         with suppress(OSError):

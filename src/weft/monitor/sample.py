@@ -1,4 +1,4 @@
-"""Samples of a running job: plain data, as `weft top --json` prints them."""
+"""Samples of a running job: plain data, in the form that `weft top --json` prints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TOP_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class RankSample:
-    """One process of a job. Rates are over the time since the last sample; None: not known."""
+    """One process of a job. Rates are over the time since the last sample; None: unknown."""
 
     rank: int | None
     pid: int
@@ -19,7 +19,7 @@ class RankSample:
     launches: int
     """GPU kernels since the process started."""
     comm_launches: int
-    """Kernels among them that communicate."""
+    """Communication kernels among them."""
     shaped: int
     comm_bytes: int
     """Bytes that NCCL calls were asked to move."""
@@ -27,11 +27,11 @@ class RankSample:
     collectives_per_s: float | None
     comm_bytes_per_s: float | None
     ctas: int | None
-    """Thread blocks of the collective that was launched most since the last sample."""
+    """Thread blocks of the collective kernel launched most since the last sample."""
     policy: str
     """Label of the policy in force."""
     steps: int | None
-    """Steps so far; None: steps are not counted in this process."""
+    """Steps so far; None if steps are not counted in this process."""
     step_ms: float | None
     """Median of the latest steps."""
     step_p10_ms: float | None
@@ -40,21 +40,21 @@ class RankSample:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningSample:
-    """What live tuning does in a job, and what it has found."""
+    """The state of live tuning in a job, and its result so far."""
 
     phase: str
-    """`waiting` for a first step, `searching`, `watching` or `over`."""
+    """`waiting` for the first step, `searching`, `watching` or `over`."""
     trying: str
     """Label of the policy that the leading rank runs under."""
     state: str
-    """Of the result so far: `kept`, `left alone` or `stopped`."""
+    """State of the result so far: `kept`, `left alone` or `stopped`; empty if there is none."""
     text: str
     gain_pct: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSample:
-    """A job at one moment."""
+    """The state of a job at one moment."""
 
     job: str
     folder: str
@@ -64,7 +64,7 @@ class JobSample:
     """`killed`: the `weft run` that started it is gone and left the job's folder behind."""
     elapsed_s: float | None
     policy: dict[str, Any]
-    """In force for processes that have none of their own."""
+    """The policy in force for processes without their own."""
     policy_label: str
     launches_per_s: float | None
     collectives_per_s: float | None
@@ -72,24 +72,24 @@ class JobSample:
     step_ms: float | None
     """Median step of the slowest rank on this machine."""
     step_spread_pct: float | None
-    """10th to 90th percentile of its steps, percent of the median."""
+    """Spread of its steps: 10th to 90th percentile, in percent of the median."""
     exposed_pct: float | None
-    """Exposed communication in percent of what `weft run --trace`, or else live tuning, recorded last; None:
-    nothing was recorded."""
+    """Exposed communication in percent of the recorded time: from a trace of `weft run --trace`, else from
+    live tuning; None if neither has recorded anything."""
     tuning: TuningSample | None
     totals: dict[str, int]
-    """Over all processes: the counters of `weft run --stats`, under the same names."""
+    """Counters of `weft run --stats`, under the same names, over all processes."""
     ranks: list[RankSample]
 
     def to_dict(self) -> dict[str, Any]:
-        # Not asdict: it copies every value, and that takes longer than reading the files.
+        # Not asdict: it copies every value, which takes longer than reading the files.
         tuning = None if self.tuning is None else vars(self.tuning)
         return {**vars(self), "tuning": tuning, "ranks": [vars(rank) for rank in self.ranks]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopSample:
-    """All jobs at one moment: a line of `weft top --json`."""
+    """The state of all jobs at one moment: a line of `weft top --json`."""
 
     version: int
     time: float

@@ -1,6 +1,6 @@
-"""Watching one job: opens the files that its processes leave in the job's folder and samples them.
+"""Watches one job: opens the files that its processes create in the job's folder, and samples them.
 
-Files are kept open: after the job has ended and removed its folder, a last sample has the final figures.
+Files stay open, so that a last sample has the final figures after the job has ended and removed its folder.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from weft.shim.step_times import StepReader, StepTimes
 _log = logging.getLogger("weft.monitor")
 
 OF_THE_START = ("max_ctas", "engine", "schedule")
-"""Controls that are not in the job's control block: they are as the job was started."""
+"""Controls that are not in the job's control block: they keep the values of the job's start."""
 LATEST_STEPS = 64
-"""Steps that a median is taken of."""
+"""Number of steps in a median."""
 _PROCESSES_EVERY_S = 5.0
 _NOTHING = ProcessCount(0, 0, 0, dict.fromkeys(layout.COUNTERS, 0), None)
 _File = TypeVar("_File", ProcessFile, CallFile, StepReader)
 
 
 class JobWatch:
-    """One job, sampled until after its end."""
+    """One job, which can be sampled even after its end."""
 
     def __init__(self, job: RunningJob) -> None:
         self.job = job
@@ -64,7 +64,7 @@ class JobWatch:
         self.discover()
 
     def discover(self) -> None:
-        """Open what is new in the folder."""
+        """Open new files in the folder."""
         try:
             names = [path.name for path in self.job.folder.iterdir()]
         except OSError:
@@ -84,7 +84,7 @@ class JobWatch:
             return
         try:
             known[name] = kind(self.job.folder / name)
-        except (InputError, ValueError) as error:  # often it is not complete yet
+        except (InputError, ValueError) as error:  # often the file is not complete yet
             _log.debug("%s is not read: %s", name, error)
             if "another version" in str(error):
                 self._refused.add(name)
@@ -100,7 +100,7 @@ class JobWatch:
                 file.close()
 
     def sample(self) -> JobSample:
-        """The job now."""
+        """The current state of the job."""
         if self.state == "running" and not job_folder.in_use(self.job.folder):
             self.state = "killed" if self.job.folder.is_dir() else "ended"
         self.discover()
@@ -138,14 +138,14 @@ class JobWatch:
         )
 
     def policy(self) -> Policy:
-        """In force for processes that have no policy of their own: its CTAs are those of the start."""
-        with suppress(InputError, OSError):  # being written: keep the last one until the next sample
+        """The policy in force for processes without their own; controls of OF_THE_START never change."""
+        with suppress(InputError, OSError):  # being written: keep the previous one until the next sample
             found = policy_image.policy_in_file(self._control)[0] or Policy()
             self._policy = replace(found, **{name: getattr(self.job.policy, name) for name in OF_THE_START})
         return self._policy
 
     def own_policies(self) -> list[ProcessFile]:
-        """Processes whose own policy outranks the job's."""
+        """Processes with their own policy, which takes precedence over the job's."""
         return [file for file in self._counters.values() if _alive(file.pid) and file.policy() is not None]
 
     # --- ranks --------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class JobWatch:
             )
         self._totals = outcome.get("totals") or _totals(counts)
         counted = {file.pid for file in self._counters.values()}
-        for late in outcome.get("processes", []):  # came and went since the last sample
+        for late in outcome.get("processes", []):  # started and ended since the last sample
             if late["pid"] not in counted:
                 counted.add(late["pid"])
                 more = {**_NOTHING.counters, "comm_bytes": late["comm_bytes"]}
@@ -223,7 +223,7 @@ class JobWatch:
         )
 
     def _read_trace(self, names: Sequence[str]) -> None:
-        """The share of exposed communication in the first trace that a process has written, read once."""
+        """Reads the share of exposed communication from the first usable trace of a process, once."""
         traces = sorted(name for name in names if name.startswith("trace."))
         if not traces or self._traced is not None or traces[0] in self._refused:
             return
@@ -249,14 +249,14 @@ _RESULT = re.compile(r"tuning\.([0-9]{1,9})\.json")
 
 
 def _figure(document: Any, name: str) -> float | None:
-    """A number of a JSON object that another process wrote; None where there is none."""
+    """A number in a JSON object that another process wrote; None if there is none."""
     value = document.get(name) if isinstance(document, dict) else None
     finite = isinstance(value, (int, float)) and abs(value) < 1e15
     return float(value) if finite and value is not None else None
 
 
 def _open_outcome(folder: Path) -> int:
-    """Held open, it can be read after the folder is gone."""
+    """Opens the outcome file, so that it can be read after the folder is removed; -1 if that fails."""
     try:
         return open_regular(folder / job_folder.OUTCOME)
     except OSError as error:
@@ -265,7 +265,7 @@ def _open_outcome(folder: Path) -> int:
 
 
 def _read_outcome(number: int) -> dict[str, Any]:
-    """What `weft run` says about the whole job; empty where it says nothing."""
+    """The outcome of the whole job that `weft run` wrote; empty if there is none."""
     try:
         data = os.pread(number, os.fstat(number).st_size, 0) if number >= 0 else b""
     except OSError as error:
@@ -324,7 +324,7 @@ def _rank(
 
 
 def _totals(counts: Sequence[ProcessCount]) -> dict[str, int]:
-    """As `weft.shim.stats` sums them for `weft run --stats`."""
+    """Counters over all processes, summed as in `weft.shim.stats` for `weft run --stats`."""
     own = {name: sum(getattr(c, name) for c in counts) for name in ("launches", "comm_launches", "shaped")}
     return own | {name: sum(c.counters[name] for c in counts) for name in layout.COUNTERS}
 

@@ -1,4 +1,4 @@
-"""Watching all jobs, or one: finds new ones, samples those that run, drops those that ended."""
+"""Watches all jobs, or one: finds new jobs, samples running ones, drops those that ended."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from weft.monitor.watch_job import JobWatch
 _log = logging.getLogger("weft.monitor")
 
 _LOOK_EVERY_S = 2.0
-_SHOWN_AFTER_S = 30.0  # that a job ended
+_SHOWN_AFTER_S = 30.0  # how long a job is shown after it ended
 
 
 class JobsWatch:
-    """`only`: this job, and no other; None: every job of this user."""
+    """The watched jobs. `only`: the one job to watch; None: every job of this user."""
 
     def __init__(self, only: RunningJob | None = None) -> None:
         self.events = FolderEvents()
@@ -32,7 +32,7 @@ class JobsWatch:
 
     @property
     def over(self) -> bool:
-        """Whether the only job that is watched has ended, and was sampled after that."""
+        """Whether the only watched job has ended, and was sampled after that."""
         return self._only is not None and str(self._only.folder) in self._ended_s
 
     def sample(self) -> TopSample:
@@ -51,7 +51,7 @@ class JobsWatch:
         return TopSample(version=TOP_VERSION, time=time.time(), jobs=jobs)
 
     def wait(self, seconds: float, also: Sequence[int] = ()) -> bool:
-        """Wait, and open files that appear meanwhile; whether there is input on `also`."""
+        """Wait, opening files that appear meanwhile. True if the wait ended early, by input on `also`."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if not self.events.wait(left, also):
@@ -69,7 +69,7 @@ class JobsWatch:
         folder = str(job.folder)
         if folder in self._watches or folder in self._ended_s:
             return
-        self.events.watch_folder(job.folder)  # before its files are opened: none is missed
+        self.events.watch_folder(job.folder)  # before its files are opened, so that none is missed
         try:
             self._watches[folder] = JobWatch(job)
         except InputError as error:

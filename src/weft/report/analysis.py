@@ -1,4 +1,4 @@
-"""What the page says about an analysis: sentence, key figures, bars, tables and advice."""
+"""The page's content for an analysis: sentence, key figures, bars, tables and advice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from weft.report.reading import Document, amount, clean, interval, number, recor
 from weft.trace.summary import summary_sentence
 
 MAX_RANKS = 32
-"""Bars of ranks; with more ranks the most exposed ones are shown."""
+"""Most ranks with a bar; if there are more, the most exposed ones are shown."""
 MAX_COLLECTIVE_BARS = 12
 MAX_WARNINGS = 12
 
@@ -42,7 +42,7 @@ class AdviceItem:
 
 
 def rank_label(rank: Document, position: int) -> str:
-    """How a rank is called everywhere: its number, or the name of its file."""
+    """Label of a rank in all outputs: its number, or the name of its file."""
     known = number(rank, "rank")
     if known is not None:
         return f"rank {known:.0f}"
@@ -70,7 +70,7 @@ def worst_position(document: Document) -> int:
 
 
 def analysis_sentence(document: Document) -> str:
-    """The summary that the analysis wrote; from the figures where a document has none."""
+    """The summary in the document; if there is none, one built from the figures."""
     ranks, worst = records(document, "ranks"), worst_rank_row(document)
     said = text(record(document, "summary"), "text")
     totals: dict[str, float] = {}
@@ -87,7 +87,7 @@ def analysis_sentence(document: Document) -> str:
 
 
 def cards(document: Document) -> list[Card]:
-    """The key figures, of the rank with the most exposed communication."""
+    """Key figures of the rank with the most exposed communication."""
     rank = worst_rank_row(document)
     span, comm = amount(rank, "span_us"), amount(rank, "comm_us")
 
@@ -119,12 +119,12 @@ def cards(document: Document) -> list[Card]:
 
 
 def overlap_pct(source: Document) -> float | None:
-    """The share of communication that is hidden; None where there is none to hide."""
+    """Share of communication that is hidden, in percent; None if there is no communication."""
     return number(source, "overlap_pct") if amount(source, "comm_us") > 0 else None
 
 
 def rank_bars(document: Document) -> list[Bar]:
-    """Communication of each rank: the hidden part, then the exposed part by cause."""
+    """One bar of communication per rank: the hidden part, then the exposed part by cause."""
     ranks = list(zip(labels(document), records(document, "ranks"), strict=True))
     if len(ranks) > MAX_RANKS:
         ranks = sorted(ranks, key=lambda entry: -amount(entry[1], "exposed_comm_us"))[:MAX_RANKS]
@@ -230,7 +230,7 @@ def _collective_row(label: str, item: Document) -> tuple[Cell, ...]:
 
 
 def advice(document: Document) -> list[AdviceItem]:
-    """What to try, in the order given."""
+    """The advice of the document, in its order."""
     return [
         AdviceItem(
             title=shorten(text(item, "title", text(item, "control", "Advice")), 200),
@@ -245,9 +245,9 @@ def advice(document: Document) -> list[AdviceItem]:
 
 
 def gain_text(item: Document) -> str:
-    """What a change is expected to save: of the step where the document says so, else of the trace.
+    """Expected saving of a change: of one step if the document has it, else of the whole trace.
 
-    Of what only the program's author can change, no more is known than the most that it could save.
+    For changes that only the program's author can make, only the upper bound is known.
     """
     step, percent = interval(item, "step_ms"), interval(item, "step_pct")
     whole = "span" if text(item, "of") == "span" else "step"
@@ -260,14 +260,14 @@ def gain_text(item: Document) -> str:
 
 
 def device(document: Document) -> str:
-    """The device, or the different ones."""
+    """The names of all distinct devices, at most four of them."""
     found = [text(rank, "device") for rank in records(document, "ranks")] + [text(document, "device")]
     distinct = list(dict.fromkeys(shorten(name, 60) for name in found if name))
     return ", ".join(distinct[:4]) + (f" and {len(distinct) - 4} more" if len(distinct) > 4 else "")
 
 
 def analysis_warnings(document: Document) -> list[str]:
-    """What the reader must know about the analysis: files left out, figures that cover only a part."""
+    """Warnings about the analysis: files left out, figures that cover only part of a trace."""
     listed = document.get("warnings")
     found = [clean(item) for item in listed if isinstance(item, str)] if isinstance(listed, list) else []
     if document.get("partial") is True and not found:
@@ -276,5 +276,5 @@ def analysis_warnings(document: Document) -> list[str]:
 
 
 def clock_offsets_ns(document: Document) -> list[int]:
-    """How far each rank's clock is ahead, as the analysis found by matching collectives."""
+    """How far each rank's clock is ahead, as found by matching collectives."""
     return [round(amount(rank, "clock_offset_us") * 1000) for rank in records(document, "ranks")]

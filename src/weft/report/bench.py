@@ -10,11 +10,11 @@ from weft.report.parts import MAX_ROWS, Cell, Column, Table
 from weft.report.reading import Document, number, records, shorten, text
 
 MAX_POLICIES = 40
-"""Columns of a heatmap."""
+"""Most columns of a heatmap."""
 MAX_CELLS = 4000
-"""Cells of a heatmap."""
+"""Most cells of a heatmap."""
 MAX_WHISKERS = 300
-"""Beyond this many times on the page, further workloads appear only in the heatmap and the table."""
+"""After this many times in charts, further workloads appear only in the heatmap and the table."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Heatmap:
     policies: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
     left_out: int = 0
-    """Workloads that do not fit."""
+    """Number of workloads that do not fit."""
 
 
 def heatmaps(document: Document) -> list[Heatmap]:
-    """Time ratio and fraction of ideal by workload and policy, if the rows have them."""
+    """Heatmaps of time ratio and fraction of ideal by workload and policy, if the rows have them."""
     maps = (
         _heatmap(
             document,
@@ -73,7 +73,7 @@ def _heatmap(document: Document, key: str, title: str, note: str) -> Heatmap | N
 def _heat_cell(value: float | None, key: str, best: float) -> Cell:
     if value is None:
         return Cell(words.NOTHING, None, "heat-none")
-    # Ratios are shaded in steps of 5% from 1, fractions of ideal from 0.5, so that blue is good in both.
+    # Ratios are shaded in steps of 0.05 from 1, fractions of ideal in steps of 0.11 from 0.5: blue is good.
     steps = (value - 1) / 0.05 if key == "time_ratio" else (0.5 - value) / 0.11
     level = max(-4, min(4, round(steps)))
     css = "heat-0" if level == 0 else f"heat-{'n' if level < 0 else 'p'}{abs(level)}"
@@ -145,7 +145,7 @@ def _bench_row(row: Document) -> tuple[Cell, ...]:
 
 
 def bench_sentence(document: Document) -> str:
-    """The number of workloads that gain, in one sentence."""
+    """One sentence: how many workloads gain, and the best."""
     best: dict[str, float] = {}
     for row in records(document, "rows"):
         ratio, workload = number(row, "time_ratio"), row_workload(row)

@@ -1,4 +1,4 @@
-"""From documents to the parts of a page, ready for the templates."""
+"""Builds the parts of a page from documents, ready for the templates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.tuning.tuned_workload import TunedWorkload
 
 AnyPart = TypeVar("AnyPart", bound="Part")
 MAX_DRAWN = 24
-"""Ranks whose timelines are drawn; more would make the page slow and none could be found in it."""
+"""Most ranks whose timelines are drawn; more would make the page slow and hard to navigate."""
 _NO_TABLE = Table("", (), ())
 
 
@@ -100,7 +100,7 @@ def analysis_part(
 ) -> AnalysisPart:
     """The page part of `weft analyze`."""
     names = analysis.labels(document)
-    # Timelines without a document are drawn, and a document without timelines is shown.
+    # There may be timelines that the document does not describe, or no timelines at all.
     drawn = [*names, *(f"timeline {i}" for i in range(len(names), len(timelines)))][: len(timelines)]
     steps, price = details.step_table(document, names), details.price_table(document, names)
     modules = details.module_table(document, names)
@@ -226,7 +226,7 @@ def _with_timelines(
     reasons: Sequence[Ns] | None = None,
     worst: int = 0,
 ) -> AnyPart:
-    """The part with its timelines; of very many ranks the most exposed are drawn, the map shows them all."""
+    """The part with its timelines. If there are too many ranks, only the most exposed are drawn."""
     if not timelines:
         return part
     first = names[worst] if worst < len(names) else names[0]

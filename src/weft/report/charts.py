@@ -10,7 +10,7 @@ from weft.report.parts import Cell
 from weft.report.reading import Document, interval, number, record, records, shorten, text
 
 MAX_BARS = 120
-"""Times in one chart."""
+"""Most times in one chart."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Timing:
     ms: float
     ci_ms: tuple[float, float] | None
     kept: bool
-    """Whether it is highlighted: the chosen candidate, or one that stayed in the race to the end."""
+    """Whether it is highlighted: the chosen candidate, or one that stayed in the race until the end."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def is_simulated(document: Document) -> bool:
 
 
 def workload_name(document: Document) -> str:
-    """The workload of a tune: its name, or its fields."""
+    """The workload of a tune result: its name, or its fields."""
     parts = record(document, "workload")
     if not parts:
         return text(document, "workload")
@@ -71,12 +71,12 @@ def workload_name(document: Document) -> str:
 
 
 def row_workload(row: Document) -> str:
-    """The workload of a bench row: the name of its cell, or of the workload."""
+    """The workload of a bench row: the row's cell, or the workload's name."""
     return text(row, "cell") or workload_name(row) or "?"
 
 
 def row_policy(row: Document) -> str:
-    """The policy of a bench row: the name of the candidate, or of the policy."""
+    """The policy of a bench row: the candidate's label, or the policy's name."""
     return text(row, "candidate") or words.policy_name(row.get("policy"))
 
 
@@ -96,7 +96,7 @@ def interval_cell(bounds: tuple[float, float] | None) -> Cell:
 
 
 def timings(rows: Sequence[Document], *, best: float | None = None) -> list[Timing]:
-    """Rows with a time; the row that was chosen, kept, or took `best` ms is highlighted."""
+    """Rows with a time. The chosen row is highlighted; if none is, those kept or with a time of `best` ms."""
     chosen = any(row.get("chosen") is True for row in rows)
     found = []
     for row in rows:
@@ -108,7 +108,7 @@ def timings(rows: Sequence[Document], *, best: float | None = None) -> list[Timi
 
 
 def chart(title: str, shown: Sequence[Timing], lines: Sequence[tuple[str, float | None]]) -> Chart:
-    """Timings as whiskers against reference lines."""
+    """A chart of timings as whiskers; `lines` are reference lines, with label and ms."""
     ends = [one.ms for one in shown] + [ms for _, ms in lines if ms is not None]
     ends += [end for one in shown for end in one.ci_ms or ()]
     top = max(ends, default=0.0) * 1.04 or 1.0

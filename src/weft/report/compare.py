@@ -1,4 +1,4 @@
-"""Two analyses side by side: the figures that both have, and what became of them."""
+"""Compares two analyses: the figures that both have, and how they changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weft.report import words
 from weft.report.parts import Cell, Column, Table
 from weft.report.reading import Document, number, record, records, text
 
-# Label, key, and whether more of it is better (None: neither).
+# Label, key, and whether a larger value is better (None: neither).
 _FIGURES: tuple[tuple[str, str, bool | None], ...] = (
     ("Span", "span_us", False),
     ("Exposed communication", "exposed_comm_us", False),
@@ -34,8 +34,9 @@ class MetricChange:
 
 
 def metric_changes(document: Document) -> list[MetricChange]:
-    """The figures of `change`, means over ranks, per step where the runs mark steps: of the run, by reason
-    (by cause in older documents), and by kind of collective. Reasons that neither run has are left out."""
+    """The figures of `change`, as means over ranks, per step if the runs mark steps: totals, exposed time by
+    reason (in older documents by cause) and by kind of collective. Leaves out reasons that neither run
+    has."""
     change = record(document, "change")
     found = [
         _change(change, label, record(change, key), key, better)
@@ -75,23 +76,23 @@ def _sides(entry: Document) -> tuple[float, float] | None:
 
 
 def _communicates(change: Document) -> bool:
-    """Whether a run has communication, as far as the document says."""
+    """Whether either run has communication; True if the document does not say."""
     return any(_sides(record(change, "comm_us")) or (True,))
 
 
 def _stepped(change: Document) -> bool:
-    """Whether the runs mark steps: then figures are of one step."""
+    """Whether the runs mark steps, so that figures are per step."""
     return max(_sides(record(change, "steps")) or (1.0, 1.0)) > 1
 
 
 def _per_step(change: Document, entry: Document) -> tuple[float, float] | None:
-    """Times before and after, of one step of each run."""
+    """Times before and after, per step of each run."""
     known, steps = _sides(entry), _sides(record(change, "steps")) or (1.0, 1.0)
     return None if known is None else (known[0] / max(steps[0], 1.0), known[1] / max(steps[1], 1.0))
 
 
 def _difference(old: float, new: float, key: str) -> tuple[str, bool]:
-    """The difference in words, and whether it is one that counts: at least 1% or a point."""
+    """The difference in words, and whether it is significant: at least 1% or one percentage point."""
     if key.endswith("_pct"):
         return f"{new - old:+.1f} points", abs(new - old) >= 1
     if not old:
@@ -100,7 +101,7 @@ def _difference(old: float, new: float, key: str) -> tuple[str, bool]:
 
 
 def comparison_sentence(document: Document) -> str:
-    """What became of the exposed communication, in one sentence."""
+    """How exposed communication changed, in one sentence."""
     change = record(document, "change")
     exposed = _per_step(change, record(change, "exposed_comm_us"))
     span = _per_step(change, record(change, "span_us"))

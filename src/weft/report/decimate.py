@@ -1,4 +1,4 @@
-"""Fewer spans, same shape: runs of tiny neighbours become one density span, long spans stay as they are."""
+"""Reduces the number of spans: runs of tiny neighbours become one density span, long spans stay unchanged."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _MAX_EXPONENT = 62
 
 @dataclass(frozen=True)
 class Spans:
-    """Columns of drawn spans, sorted by lane and start. `first` is the index of the longest original."""
+    """Columns of drawn spans, sorted by lane and start. `first` is the index of the longest original span."""
 
     lane: Ns
     start: Ns
     end: Ns
     first: Ns
     count: Ns
-    """Original spans in this one; 1 means that it is exact."""
+    """Number of original spans in this one; 1 means it is exact."""
     busy: Ns
-    """Nanoseconds of the original spans; less than its length where there were gaps."""
+    """Total nanoseconds of the original spans; less than this span's length if there were gaps."""
 
     def __len__(self) -> int:
         return len(self.start)
 
 
 def decimate(start: Ns, end: Ns, lane: Ns, budget: int) -> tuple[Spans, int]:
-    """At most `budget` spans where that can be, and the threshold in ns under which spans merged (0: none).
+    """At most `budget` spans if possible, and the threshold in ns below which spans merged (0: none did).
 
-    Only neighbours in the same lane merge, only where each and the gap between them are under the threshold.
+    Neighbours in the same lane merge if both, and the gap between them, are shorter than the threshold.
     """
     order = np.lexsort((start, lane))
     start, end, lane = start[order], end[order], lane[order]
@@ -52,7 +52,7 @@ def decimate(start: Ns, end: Ns, lane: Ns, budget: int) -> tuple[Spans, int]:
 
 
 def _opens_group(start: Ns, end: Ns, lane: Ns, threshold: int) -> npt.NDArray[np.bool_]:
-    """Which spans begin a group of their own."""
+    """Which spans begin a new group."""
     tiny = end - start < threshold
     bins = start // min(threshold * _BIN, 1 << _MAX_EXPONENT)
     opens = np.ones(len(start), dtype=bool)
@@ -78,13 +78,13 @@ def _merged(start: Ns, end: Ns, lane: Ns, order: Ns, opens: npt.NDArray[np.bool_
 
 
 def exposed_spans(timeline: Timeline) -> tuple[Ns, Ns, Ns]:
-    """Start, end and collective (an index) of every time that communication runs and no compute does."""
+    """Start, end and collective (span index, or -1) of each interval with communication but no compute."""
     exposed = subtract(timeline.covered(Kind.COMM), timeline.covered(Kind.COMPUTE))
     comm = np.flatnonzero(timeline.kind == Kind.COMM)
     comm = comm[np.argsort(timeline.start_ns[comm], kind="stable")]
     owner = np.full(len(exposed.start), -1, dtype=np.int64)
     at = np.searchsorted(timeline.start_ns[comm], exposed.start, side="right") - 1
-    for back in range(16):  # the latest collective that still runs; more than a few are never in flight
+    for back in range(16):  # the latest collective still running; more than a few are never in flight
         candidate = np.maximum(at - back, 0)
         runs = (owner < 0) & (at >= back)
         runs[runs] = timeline.end_ns[comm[candidate[runs]]] > exposed.start[runs]

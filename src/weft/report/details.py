@@ -25,7 +25,7 @@ _STEP_FIGURES = (
 
 
 def stream_table(timelines: Sequence[Timeline], names: Sequence[str]) -> Table:
-    """Busy time of each stream by kind: what the drawing shows, for those who cannot see it."""
+    """Busy time of each stream by kind: the content of the drawing, for readers who cannot see it."""
     columns = (
         Column("Where", numeric=False),
         Column("Stream"),
@@ -86,7 +86,7 @@ def exposed_table(timelines: Sequence[Timeline], names: Sequence[str]) -> Table:
 
 
 def step_table(document: Document, names: Sequence[str]) -> Table:
-    """Figures of each step, where steps are marked."""
+    """Figures of each step, if the trace marks steps."""
     columns = (
         Column("Rank", numeric=False),
         Column("Step", numeric=False),
@@ -142,7 +142,7 @@ def module_table(document: Document, names: Sequence[str]) -> Table:
 
 
 def price_table(document: Document, names: Sequence[str]) -> Table:
-    """How much slower the same kernel runs while a collective does, the most costly first."""
+    """How much slower the same kernel is while a collective runs, the costliest first."""
     columns = (
         Column("Kernel", numeric=False),
         Column("Rank", numeric=False),

@@ -1,4 +1,4 @@
-"""What the page's timeline draws: rows of spans in compact columns, decimated to fit the page."""
+"""The data of the page's timeline: rows of spans in compact columns, decimated to fit the page."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ MAX_STREAMS = 12
 _BINS = 480
 RESOURCES = ("blocks", "threads", "registers", "shared_bytes", "bytes")
 _EXPOSED = 3
-"""The kind of a drawn span that marks exposed communication; the others are those of Timeline."""
+"""The kind of a drawn span that marks exposed communication; other values are those of `Kind`."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """The data of one timeline on the page, and what the reader must know about it."""
+    """The data of one timeline on the page, and notes for the reader."""
 
     payload: dict[str, Any]
     notes: tuple[str, ...]
     events: int
-    """Spans before decimation."""
+    """Number of spans before decimation."""
     drawn: int
 
 
@@ -44,11 +44,11 @@ def draw(
     reasons: Sequence[Ns] | None = None,
     first: str = "",
 ) -> Drawing:
-    """Pack timelines for the page; coarser and with shorter names until the data fits into `max_bytes`.
+    """Packs timelines for the page, coarser and with shorter names until the data fits into `max_bytes`.
 
-    `offsets_ns` says how far the clock of each timeline is ahead. None: the timelines are runs of their
-    own, so each is drawn from its own start. `reasons`: for each span of each timeline, why it is exposed.
-    `first` is the label of the timeline that the page opens at.
+    `offsets_ns`: how far the clock of each timeline is ahead; None if the timelines are separate runs, each
+    drawn from its own start. `reasons`: for each span of each timeline, why it is exposed (index, or -1).
+    `first`: label of the timeline at which the page opens.
     """
     for spans, name_length in ((1, 400), (1, 120), (2, 120), (4, 80), (8, 80), (20, 60), (80, 40)):
         drawing = _draw(timelines, labels, offsets_ns, MAX_SPANS // spans, name_length, reasons)
@@ -94,7 +94,10 @@ def _draw(
 
 
 def origins_of(timelines: Sequence[Timeline], offsets_ns: Sequence[int] | None) -> tuple[list[int], bool]:
-    """Where each timeline's zero is. Clocks of ranks whose times do not even meet cannot be compared."""
+    """The origin of each timeline in ns, and whether the timelines are aligned.
+
+    If the ranks' times have no common interval, their clocks cannot be compared: each has its own origin.
+    """
     starts = [int(t.start_ns.min()) if len(t) else 0 for t in timelines]
     if offsets_ns is None:
         return starts, True
@@ -110,7 +113,7 @@ def origins_of(timelines: Sequence[Timeline], offsets_ns: Sequence[int] | None) 
 
 
 class _Rows:
-    """The row of each stream: compute first, then by busy time; the least busy ones share the last row."""
+    """The row of each stream: compute streams first, then by busy time; the least busy share the last row."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.streams, which = np.unique(timeline.stream, return_inverse=True)
@@ -133,12 +136,12 @@ class _Rows:
 class _Layer(NamedTuple):
     spans: Spans
     threshold: int
-    """Spans shorter than this many nanoseconds were merged; 0: none were."""
+    """Spans shorter than this many nanoseconds were merged; 0 if none were."""
     exposed: bool = False
 
 
 def _layers(timeline: Timeline, rows: _Rows, budget: int) -> list[_Layer]:
-    """Exposed spans and collectives take what they need first (a third each at most), then the rest."""
+    """Layers of spans within the budget: exposed spans (a third at most), then collectives, then others."""
     start, end, owner = exposed_spans(timeline)
     exposed, threshold = decimate(start, end, np.zeros_like(start), max(budget // 3, 1))
     layers = [_Layer(replace(exposed, first=owner[exposed.first]), threshold, exposed=True)]
@@ -157,7 +160,7 @@ def _layers(timeline: Timeline, rows: _Rows, budget: int) -> list[_Layer]:
 def _tracks(
     timeline: Timeline, group: str, rows: _Rows, layer: _Layer, origin: int, book: _Names, reason: Ns
 ) -> list[dict[str, Any]]:
-    """The spans of one layer, a track for each lane."""
+    """The spans of one layer, one track per lane."""
     spans = layer.spans
     tracks = []
     for lane in np.unique(spans.lane):
@@ -175,7 +178,7 @@ def _tracks(
                 "d": (spans.end[at] - spans.start[at]).tolist(),
                 "n": book.name_column(timeline, first),
                 "r": [] if layer.exposed else book.resource_column(timeline, first),
-                # Why it is exposed: an index into `reasons`, or -1.
+                # Why each span is exposed: an index into `reasons`, or -1.
                 "c": np.where(first >= 0, reason[np.maximum(first, 0)], -1).tolist() if layer.exposed else [],
                 # Density spans: position, number of spans, busy nanoseconds.
                 "m": [[int(i), int(spans.count[at[i]]), int(spans.busy[at[i]])] for i in merged],
@@ -190,7 +193,7 @@ def _in_order(tracks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class _Names:
-    """Tables of the names and resources that the drawn spans refer to, each entry once."""
+    """Tables of distinct names and resources, to which the drawn spans refer by index."""
 
     def __init__(self, name_length: int) -> None:
         self.names: list[str] = []
@@ -214,7 +217,7 @@ class _Names:
         return self._name_at[shown]
 
     def resource_column(self, timeline: Timeline, spans: Ns) -> list[int]:
-        """Empty where the timeline has no resources at all."""
+        """Index of each span's resources; empty if the timeline has no resources at all."""
         if not any(key in timeline.resources for key in RESOURCES):
             return []
         absent = np.full(len(timeline), -1, dtype=np.int64)
@@ -233,7 +236,7 @@ class _Names:
 
 
 def _overview(timelines: Sequence[Timeline], origins: Sequence[int], end: int) -> dict[str, list[int]]:
-    """Exact share of each of `_BINS` equal parts, in per mille of all timelines together."""
+    """Busy share of each of `_BINS` equal bins, in per mille of all timelines together; not decimated."""
     edges = np.linspace(0, max(end, 1), _BINS + 1)
     totals = {"compute": np.zeros(_BINS), "comm": np.zeros(_BINS), "exposed": np.zeros(_BINS)}
     for timeline, origin in zip(timelines, origins, strict=True):

@@ -1,4 +1,4 @@
-"""What `weft explore` shows: the table and pictures in a terminal, and the page."""
+"""The output of `weft explore`: the table and strips in a terminal, and the page."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def where(document: Document) -> str:
 def show_schedules(
     console: Console, document: Document, timelines: Sequence[tuple[str, Timeline]] = ()
 ) -> None:
-    """The table, the sentences and the pictures of both timelines."""
+    """Prints the table, the sentences and a strip of each timeline."""
     rows = records(document, "schedules")
     losses = LOSSES if any("exposed_ms" in row for row in rows) else ()
     table = Grid(title=f"{_title(document)}\n{where(document)}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -194,7 +194,7 @@ def _table(document: Document) -> Table:
 
 
 def show_losses(console: Console, document: Document) -> None:
-    """The table of `--characterize`."""
+    """Prints the tables of `--characterize`."""
     note = "simulated" if is_simulated(document) else "measured"
     head = f"{text(document, 'gpu')} {text(document, 'dtype')}, {note}"
     both = any("simulated_loss_pct" in row for row in records(document, "decomposition"))
@@ -230,7 +230,7 @@ def show_losses(console: Console, document: Document) -> None:
 
 
 def _slowed(row: Mapping[str, Any], side: str) -> str:
-    """What one side loses, and the model's figure where it was measured and there is one."""
+    """How much slower one side is, and the model's figure if there is one."""
     model = row.get(f"simulated_{side}_slowed_pct")
     return f"{row[f'{side}_slowed_pct']:+.1f}%" + ("" if model is None else f" (model {model:+.1f}%)")
 

@@ -28,7 +28,7 @@ def _page(width: float, height: float, title: str, body: Sequence[str]) -> str:
 
 
 def _legend(names: Sequence[str], x: float, y: float, width: float) -> tuple[list[str], float]:
-    """The legend, wrapped to the width, and its lower edge."""
+    """The legend, wrapped to the width, and the y position of its last line."""
     parts, at = [], x
     for i, name in enumerate(names):
         length = 30 + 6.4 * len(name)

@@ -1,4 +1,4 @@
-"""Finding the results in a folder: which files are documents of a command that `weft report` shows."""
+"""Finds the results in a folder: files that are documents of a command that `weft report` shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.tuning.tuned_workload import TunedWorkload
 
 COMMANDS_SHOWN = "analyze, bench, tune, plan, explore or reproduce"
 MAX_RESULT_BYTES = 64 << 20
-"""Larger files are traces, not results."""
+"""Larger files count as traces, not results."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Found:
-    """What a folder holds."""
+    """Results in a folder."""
 
     results: tuple[Result, ...]
     skipped: tuple[str, ...]
-    """Files that are no results, each with the reason."""
+    """Files that are not results, each with the reason."""
 
 
 def result_kind(document: Any) -> str | None:
@@ -72,7 +72,7 @@ def _is_row(row: Any) -> bool:
 
 
 def find_results(folder: Path) -> Found:
-    """Every result in a folder; InputError where there is none."""
+    """Every result in a folder. Raises InputError if there is none."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the one that holds the results of {COMMANDS_SHOWN}")
     files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".jsonl") and path.is_file())
@@ -112,7 +112,7 @@ def _read(path: Path) -> Iterator[Result]:
     for document in documents:
         kind = result_kind(document)
         if kind == "tune":
-            TunedWorkload.from_dict(document)  # raises for one that is damaged
+            TunedWorkload.from_dict(document)  # raises if it is damaged
         if kind == "reproduction":
             Reproduction.from_dict(document)
         if kind is not None:
@@ -120,10 +120,10 @@ def _read(path: Path) -> Iterator[Result]:
 
 
 def _lines(content: str) -> list[Any]:
-    """The documents of a .jsonl file; loose rows of a bench become a document for each device."""
+    """The documents of a .jsonl file; separate bench rows become one document per device."""
     loaded = []
     for line in content.splitlines():
-        with contextlib.suppress(ValueError):  # what a bench left that was interrupted while it wrote
+        with contextlib.suppress(ValueError):  # a line cut off when a bench was interrupted
             loaded.append(json.loads(line))
     rows = [item for item in loaded if _is_row(item)]
     heads = [
@@ -134,7 +134,7 @@ def _lines(content: str) -> list[Any]:
 
 
 def _benches(heads: list[dict[str, Any]], rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A bench for each device; where a cell was run again its last rows count."""
+    """One bench document per device; if a cell was run again, its last rows count."""
     latest: dict[tuple[str, ...], dict[str, Any]] = {}
     for at, row in enumerate(rows):
         cell = [str(row.get(key)) for key in ("device", "suite", "cell", "candidate")]

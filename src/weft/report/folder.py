@@ -1,4 +1,4 @@
-"""One page of all the results of a folder."""
+"""One page with all results of a folder."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _parts(result: Result, max_bytes: int) -> Sequence[Part]:
 
 
 def find_timelines(document: Document, folder: Path) -> list[Timeline]:
-    """The timelines of an analysis from its trace files; none unless all are there and agree with it."""
+    """The timelines of an analysis, from its trace files; empty unless all exist and match its figures."""
     found: list[Timeline] = []
     for rank in records(document, "ranks"):
         timeline = _timeline(rank, folder)
@@ -76,7 +76,7 @@ def _timeline(rank: Document, folder: Path) -> Timeline | None:
 
 
 def _is_of(timeline: Timeline, rank: Document) -> bool:
-    """Whether a timeline gives a rank's figures, to the nanosecond."""
+    """Whether a timeline has exactly a rank's figures, to the nanosecond."""
     figures = timeline.figures()
     pairs = (
         (figures.span_ns, "span_us"),

@@ -1,4 +1,4 @@
-"""Ranks over time: when each rank is exposed, for any number of ranks, and who keeps the others waiting."""
+"""A map of ranks over time: when each rank is exposed, and which ranks keep the others waiting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_ROWS = 12
 
 @dataclass(frozen=True)
 class Heat:
-    """The map: a row per rank, stragglers first; one byte per part of the time, 255 is exposed throughout."""
+    """The map: one row per rank, stragglers first; one byte per time bin, 255 if exposed throughout."""
 
     payload: dict[str, Any]
     table: Table
@@ -37,7 +37,7 @@ def heat(
         amount(record(rank, "reasons") or record(rank, "attribution"), "slower_rank_us") for rank in ranks
     ]
     waits += [0.0] * (len(timelines) - len(waits))
-    # Who waits least is waited for most.
+    # The rank that waits least is the one that the others wait for most.
     order = sorted(range(len(timelines)), key=lambda i: (waits[i], i))
     origins, _ = origins_of(timelines, offsets)
     end = max((int(t.end_ns.max()) - o for t, o in zip(timelines, origins, strict=True) if len(t)), default=0)

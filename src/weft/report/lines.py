@@ -1,4 +1,4 @@
-"""Text and tables in the terminal, never wider than 80 columns. Names from files are never read as markup."""
+"""Prints text and tables, at most 80 columns wide. Names from files are never interpreted as markup."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def print_line(console: Console, said: str, *, style: str = "", indent: int = 0)
 
 
 def plain_table(*columns: tuple[str, str], edge: bool = True) -> Table:
-    """A table without lines between rows; columns are (label, `left`, `right` or `fold`: wrapped text)."""
+    """A table without lines between rows. Columns are (label, `left`, `right` or `fold` for wrapped text)."""
     padding = (0, 1) if edge else (0, 1, 0, 0)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=padding, show_edge=edge)
     for label, justify in columns:
@@ -32,5 +32,5 @@ def plain_table(*columns: tuple[str, str], edge: bool = True) -> Table:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table, which loses text at the ends of its columns where it would be too wide."""
+    """Print a table; columns are truncated if it would be too wide."""
     console.print(table, width=min(console.width, TERMINAL_WIDTH))

@@ -1,4 +1,4 @@
-"""The page of `weft run --tune --html`: step times over the run, what was tried, and why each dropped out."""
+"""The page of `weft run --tune --html`: step times over the run, the candidates, and why each dropped out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.tuning.live.trial import PURPOSES
 
 _WIDTH, _HEIGHT, _MARGIN = 1000, 260, 46
 MOST_POINTS = 3000
-HEADROOM = 1.6  # times the median step: slower steps are drawn at the upper edge
+HEADROOM = 1.6  # multiple of the median step: slower steps are drawn at the upper edge
 _CSS = {
     "warm-up": "faint",
     "profile": "faint",
@@ -31,7 +31,7 @@ _CSS = {
 
 @dataclass(frozen=True)
 class LivePoint:
-    """A step, in the units of the plot."""
+    """A step in plot coordinates."""
 
     x: float
     y: float
@@ -45,9 +45,9 @@ class LivePlot:
 
     points: tuple[LivePoint, ...]
     marks: tuple[tuple[float, float, str], ...]
-    """Moments at which something was decided: position, width up to the next, and what it was."""
+    """Decisions: position, width, and text."""
     ticks: tuple[tuple[float, str], ...]
-    """Heights and their labels."""
+    """Positions on the y axis, and their labels."""
     steps: int
     legend: tuple[tuple[str, str, str], ...]
     description: str
@@ -67,7 +67,7 @@ class LivePart(Part):
 
 
 def live_page(document: Document, steps: Document) -> str:
-    """The page: `document` is the key `tuning` of `weft run --stats`, `steps` the record of all steps."""
+    """The page. `document`: the value of `tuning` in `weft run --stats`; `steps`: the record of all steps."""
     plot = _plot(steps)
     drawn = (("steps", "Steps"),) if plot else ()
     part = LivePart(
@@ -126,7 +126,7 @@ def _cards(document: Document) -> list[Card]:
 
 
 def _rows(steps: Document) -> list[tuple[float, float, str, str]]:
-    """Number, ms, label of the policy and purpose of each step that is a step."""
+    """Number, ms, policy label and purpose of each valid row of the record."""
     labels = [clean(label) for label in steps.get("policies", ())]
     found = []
     for row in steps.get("times", ()):
@@ -150,7 +150,7 @@ def _plot(steps: Document) -> LivePlot | None:
     rows = _rows(steps)
     if len(rows) < 2:
         return None
-    # A row may be the mean of several steps, and a long record keeps only some of them.
+    # A row may be the mean of several steps, and a long record keeps only some rows.
     counted = max(number(steps, "steps") or 0.0, 1.0 + max(at for at, *_ in rows))
     last = counted - 1.0
     times = [ms for _, ms, *_ in rows]

@@ -1,4 +1,4 @@
-"""Node profiles as text: the list of them, and one with its times, errors and sources."""
+"""Node profiles as text: the list, and one profile with its times, errors and sources."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from weft.comm.paced_delay import copies_note
 from weft.report.documents.node import NodeLineJson
 
 SIZES = (1 << 20, 16 << 20, 256 << 20)
-"""Bytes for which times are shown."""
+"""Sizes in bytes for which times are shown."""
 
 
 def node_line(node: Node) -> NodeLineJson:
-    """What a list says about a profile."""
+    """The list entry of a profile."""
     curves = {kind: node.curve(kind) for kind in NODE_COLLECTIVES}
     return {
         "name": node.name,
@@ -34,7 +34,7 @@ def node_line(node: Node) -> NodeLineJson:
 
 
 def node_list_table(nodes: Iterable[Node]) -> Table:
-    """Names, how much of each is published, and the error of its all-reduce."""
+    """A table of profiles: name, how many collectives are published, and the error of all-reduce."""
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("node", "what", "ranks", "published", "all-reduce"):
         table.add_column(heading, justify="right" if heading == "ranks" else "left")

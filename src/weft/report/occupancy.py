@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 _COMPUTE_RGB, _COMM_RGB = (68, 119, 170), (221, 170, 51)  # the page's colours of compute and communication
-_MIN_OPACITY = 0.12  # of one resident block, so that a single one is visible
+_MIN_OPACITY = 0.12  # opacity of a single resident block, so that it is visible
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Picture:
 def picture(
     title: str, total_s: float, compute: npt.NDArray[np.float64], comm: npt.NDArray[np.float64], most: float
 ) -> Picture:
-    """Draw resident blocks by SM and time; an SM with `most` blocks is fully opaque, to compare pictures."""
+    """Draw resident blocks by SM and time. An SM with `most` blocks is opaque, so that pictures compare."""
     blocks = compute + comm
     share = np.divide(comm, blocks, out=np.zeros_like(comm), where=blocks > 0)[..., None]
     colours = (1 - share) * np.array(_COMPUTE_RGB) + share * np.array(_COMM_RGB)

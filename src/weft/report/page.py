@@ -1,7 +1,7 @@
 """The HTML page of a result: one self-contained file that needs no network.
 
-Text of a document enters the page only by the templates' autoescape or in the escaped JSON block, which the
-script shows with textContent; the page's own policy (CSP) lets nothing run but its script, known by hash.
+Text from a document enters the page only through the templates' autoescape or in the escaped JSON block,
+which the script shows with textContent. The page's CSP allows only its own script, identified by its hash.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Document = dict[str, Any]
 _ASSETS = Path(__file__).parent / "assets"
 _STYLES = ("base", "blocks", "timeline", "ranks", "results", "plan", "live", "print")
 _SCRIPTS = ("format", "data", "view", "paint", "hover", "timeline", "input", "table", "links", "heat", "main")
-# Inside a script block these would end it, or begin a comment; JSON does not mind the escapes.
+# Unescaped, these could end a script block or begin a comment; in JSON strings the escapes mean the same.
 _NO_CONTROLS = {code: None for code in range(32) if chr(code) not in "\t\n\r"}
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
@@ -39,7 +39,7 @@ def analysis_page(
 ) -> str:
     """The page of `weft analyze`; `timelines` are those of `document["ranks"]`, in the same order.
 
-    `reasons` has for each span of each timeline the reason of its exposed time, see `RankAnalysis`.
+    `reasons`: for each span of each timeline the reason of its exposed time, see `RankAnalysis.main_reasons`.
     """
     return render([analysis_part(document, timelines, reasons)])
 
@@ -55,7 +55,7 @@ def tune_page(
     after: Timeline | None = None,
     pictures: Sequence[Picture] = (),
 ) -> str:
-    """The page of `weft tune`; timelines and occupancy before and after where they are known."""
+    """The page of `weft tune`, with timelines and occupancy before and after, if known."""
     return render([tune_part(tuned, before, after, pictures)])
 
 
@@ -67,7 +67,7 @@ def comparison_page(
 
 
 def render(parts: Sequence[Part]) -> str:
-    """One page of several parts."""
+    """One page with several parts."""
     style = "\n".join(_asset(f"css/{name}.css") for name in _STYLES)
     script = "(() => {\n'use strict';\n" + "\n".join(_asset(f"js/{name}.js") for name in _SCRIPTS) + "\n})();"
     numbered = [part.numbered(position) for position, part in enumerate(parts)]
@@ -86,7 +86,7 @@ def render(parts: Sequence[Part]) -> str:
             ),
         )
     )
-    # Half a surrogate pair cannot be written, and control characters have no meaning on a page.
+    # A lone surrogate cannot be encoded, and control characters have no meaning on a page.
     return page.encode("utf-8", "replace").decode("utf-8").translate(_NO_CONTROLS)
 
 

@@ -1,4 +1,4 @@
-"""The building blocks that the parts of a page are made of; the templates draw them and decide nothing."""
+"""Building blocks of the parts of a page; the templates only draw them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.report.reading import Document, amount, record
 from weft.report.words import CAUSE_TEXTS, cause_name, duration
 
 MAX_ROWS = 400
-"""Rows of a table on the page; what is left out is the least important, and the page says so."""
+"""Most rows of a table on the page. The least important are left out, and the page says how many."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of a bar, in per mille of the whole chart's width."""
+    """A piece of a bar; positions in per mille of the chart's width."""
 
     css: str
     x: float
@@ -49,7 +49,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell and what it sorts by (None: last)."""
+    """A table cell and its sort key (None sorts last)."""
 
     text: str
     sort: float | str | None = None
@@ -59,7 +59,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A table column; numbers are set to the right."""
+    """A table column; numeric ones are right-aligned."""
 
     label: str
     numeric: bool = True
@@ -75,13 +75,13 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     left_out: int = 0
     sorted_by: int | None = None
-    """The column that the rows come sorted by, descending."""
+    """Index of the column by which the rows are sorted, descending; None if unsorted."""
     links: tuple[str, ...] = ()
-    """Where each row leads in the timeline: JSON with a rank's label and a name or time; empty: nowhere."""
+    """Link of each row into the timeline: JSON with a rank's label and a name or time; empty for no links."""
 
 
 def stacked(pieces: Sequence[tuple[str, float, str]], whole: float) -> tuple[Segment, ...]:
-    """Segments side by side from (class, amount, title); amounts in the unit of `whole`."""
+    """Adjacent segments from (class, amount, title); amounts in the unit of `whole`."""
     segments: list[Segment] = []
     x = 0.0
     for css, value, title in pieces:
@@ -93,9 +93,9 @@ def stacked(pieces: Sequence[tuple[str, float, str]], whole: float) -> tuple[Seg
 
 
 def causes(source: Document) -> list[tuple[str, float]]:
-    """(key, microseconds) of the reasons in a document, known ones first and in their order.
+    """(key, microseconds) of the reasons in a document; known reasons first, in their usual order.
 
-    Documents of earlier versions have the four groups of `attribution` only.
+    Documents of earlier versions have only the four causes of `attribution`.
     """
     attribution = record(source, "reasons") or record(source, "attribution")
     known = [cause.key for cause in CAUSE_TEXTS]
@@ -115,7 +115,7 @@ def cause_pieces(source: Document) -> list[tuple[str, float, str]]:
 
 
 def main_cause(sources: Sequence[Document]) -> str | None:
-    """The key of the cause with the most time in all the sources, or None where nothing is attributed."""
+    """The key of the cause with the most time over all sources; None if nothing is attributed."""
     totals: dict[str, float] = {}
     for source in sources:
         for key, us in causes(source):

@@ -1,7 +1,7 @@
 """Export to Perfetto: a Chrome JSON trace with weft's annotations.
 
-Times are written from integers (microseconds with three decimals) and count from the first span of all ranks:
-a Unix clock in microseconds would lose nanoseconds in a reader that holds it as float64.
+Times are formatted from integers (microseconds with three decimals), relative to the first span of all ranks:
+a Unix time in microseconds would lose nanoseconds in a reader that stores it as float64.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def export(document: dict[str, Any], timelines: Sequence[Timeline]) -> bytes:
     pairs = list(zip(timelines, offsets, strict=True))
     first = min((int(t.start_ns.min()) - ahead for t, ahead in pairs if len(t)), default=0)
     about = {"writer": f"weft {weft.__version__}", "baseTimeNanoseconds": str(first)}
-    out = io.BytesIO()  # piece by piece: a million events as separate strings would take gigabytes
+    out = io.BytesIO()  # written incrementally: a million events as separate strings would take gigabytes
     out.write(_json({"displayTimeUnit": "ns", "otherData": about})[:-1].encode() + b',"traceEvents":[')
     separator = "\n"
     for line in _events(document, pairs, first):
@@ -45,7 +45,7 @@ def _events(document: dict[str, Any], pairs: Sequence[tuple[Timeline, int]], fir
     names = [*labels(document), *(f"timeline {i}" for i in range(len(pairs)))]
     ranks = [*records(document, "ranks"), *({} for _ in pairs)]
     for pid, ((timeline, ahead), name, rank) in enumerate(zip(pairs, names, ranks, strict=False), 1):
-        origin = first + ahead  # the ranks' clocks as the analysis laid them over each other
+        origin = first + ahead  # the ranks' clocks, aligned by the analysis
         yield from _process(pid, name, text(rank, "device"))
         yield from _exposed(pid, timeline, rank, origin)
         yield from _streams(pid, timeline, origin)
@@ -77,13 +77,13 @@ def _track(pid: int, tid: int, name: str) -> list[str]:
 
 
 def _span(pid: int, tid: int, start: int, end: int, name: str, category: str, args: str) -> str:
-    """A complete event; `name` and `args` are JSON already."""
+    """A complete event; `name` and `args` are already JSON."""
     head = f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":{_us(start)},"dur":{_us(end - start)}'
     return f'{head},"name":{name},"cat":"{category}","args":{args}}}'
 
 
 def _exposed(pid: int, timeline: Timeline, rank: dict[str, Any], origin: int) -> Iterator[str]:
-    """The exposed ranges as a track of their own, with the causes of the collective that ran."""
+    """The exposed ranges on a separate track, with the causes of the collective that ran."""
     start, end, owner = exposed_spans(timeline)
     if not len(start):
         return
@@ -99,7 +99,7 @@ def _exposed(pid: int, timeline: Timeline, rank: dict[str, Any], origin: int) ->
 
 
 def _annotation(name: str, collective: dict[str, Any]) -> dict[str, Any]:
-    """What is known about a collective; its causes are totals over all its runs on this rank."""
+    """Annotations of a collective; its causes are totals over all its calls on this rank."""
     return {"collective": name, "causes_of_this_collective_us": dict(causes(collective))}
 
 
@@ -121,7 +121,7 @@ def _streams(pid: int, timeline: Timeline, origin: int) -> Iterator[str]:
 
 
 class _Arguments:
-    """The arguments of spans as JSON: many kernels are launched alike, so each text is made once."""
+    """The arguments of spans as JSON, cached because many launches have the same ones."""
 
     def __init__(self, timeline: Timeline) -> None:
         known = {key: column for key, column in timeline.resources.items() if len(column) == len(timeline)}
@@ -138,7 +138,7 @@ class _Arguments:
 
 
 def _lanes(index: Ns, timeline: Timeline) -> list[list[int]]:
-    """Spans that overlap on one stream go to lanes of their own: Perfetto only draws what nests."""
+    """Splits overlapping spans of one stream into lanes: Perfetto draws only nested spans on a track."""
     start, end = timeline.start_ns[index], timeline.end_ns[index]
     if len(index) < 2 or bool((start[1:] >= np.maximum.accumulate(end)[:-1]).all()):
         return [index.tolist()]

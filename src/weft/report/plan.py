@@ -1,4 +1,4 @@
-"""What the terminal and the page say about a plan: sentences and rows, read from its document."""
+"""Sentences and rows about a plan for the terminal and the page, from its document."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FAMILY = {
 }
 EXPOSED = tuple(OF)
 WAY_PARTS = "ppSxC: C chunks per stage; mb: micro-batch; z: ZeRO; re, re-all: recomputation; zb: zero-bubble"
-"""What the less obvious parts of a sweep's labels mean."""
+"""Explanation of the less obvious parts of a sweep's labels."""
 _COMPUTE = ("gemm", "attention", "elementwise", "recompute", "optimizer", "compression")
 
 
@@ -65,7 +65,7 @@ class CollectiveRow:
 
 @dataclass(frozen=True)
 class Control:
-    """Which policy a collective runs under."""
+    """The policy that a collective runs under."""
 
     collective: str
     policy: str
@@ -73,7 +73,7 @@ class Control:
 
 @dataclass(frozen=True)
 class ChangeRow:
-    """What another schedule or compression would do."""
+    """The effect of another schedule or compression."""
 
     label: str
     step_s: float
@@ -125,7 +125,7 @@ def plan_sentence(document: Document) -> str:
         return f"{text(record(document, 'job'), 'model')}: {_scaling_words(document)}"
     plain = record(document, "without_weft")
     step, base = amount(document, "step_time_s"), amount(plain, "step_time_s")
-    # The validated number first: published runs had none of weft's controls.
+    # The validated number comes first: published runs had none of weft's controls.
     shown, side = (base, plain) if base > 0 else (step, document)
     scale = step / shown if shown else 1.0
     exposed = amount(side, "exposed_comm_s")
@@ -140,7 +140,7 @@ def plan_sentence(document: Document) -> str:
 
 
 def _range(document: Document) -> str:
-    """The interval of the step, in brackets."""
+    """The interval of the step, in parentheses; empty if there is none."""
     found = record(document, "interval")
     low, high = amount(found, "low_s"), amount(found, "high_s")
     if not high:
@@ -172,7 +172,7 @@ def _mfu(document: Document, found: Document) -> str:
 
 
 def honesty(document: Document) -> str:
-    """What kind of number this is."""
+    """How reliable the numbers are: simulated, and the known error of the model."""
     said = "Simulated, not measured."
     error = record(document, "known_error")
     mean, high = number(error, "mean_pct"), number(error, "p90_pct")
@@ -196,13 +196,13 @@ def honesty(document: Document) -> str:
 
 
 def notes(document: Document) -> list[str]:
-    """What the reader should know about the prediction."""
+    """Notes about the prediction."""
     found = document.get("notes")
     return [clean(note) for note in found] if isinstance(found, list) else []
 
 
 def breakdown(document: Document) -> list[tuple[str, float]]:
-    """(label, seconds) of what the step is made of, without what is nothing."""
+    """(label, seconds) of each part of the step that takes time."""
     found = record(document, "breakdown")
     known = [key for key in LABELS if key in found]
     rest = [key for key in found if key not in LABELS]
@@ -243,7 +243,7 @@ def _policy(policy: object) -> str:
 
 
 def weft_sentence(document: Document) -> str:
-    """What the controls change."""
+    """One sentence about what weft's controls change."""
     if text(document, "controls") == "none":
         return "Planned without weft's controls; --policy auto finds the best for each collective."
     before = record(document, "without_weft")
@@ -259,7 +259,7 @@ def weft_sentence(document: Document) -> str:
 
 
 def controls(document: Document) -> list[Control]:
-    """Which collective runs under which control; those without are left out."""
+    """The collectives that run under a control."""
     found: dict[str, str] = {}
     for row in planned_collective_rows(document):
         if row.policy not in ("no control", "overlaps with nothing"):
@@ -268,7 +268,7 @@ def controls(document: Document) -> list[Control]:
 
 
 def change_rows(document: Document) -> list[ChangeRow]:
-    """What else would change the step."""
+    """Other changes that would affect the step time."""
     rows = []
     for one in records(document, "changes"):
         option = text(one, "option")
@@ -278,7 +278,7 @@ def change_rows(document: Document) -> list[ChangeRow]:
 
 
 def memory_sentence(document: Document) -> str:
-    """Memory of the fullest GPU, by kind."""
+    """Memory of the GPU that uses most, by kind."""
     total, limit = amount(document, "memory_bytes"), amount(document, "memory_limit_bytes")
     kinds = record(document, "memory")
     order = sorted(kinds, key=lambda kind: -amount(kinds, kind))
@@ -289,7 +289,7 @@ def memory_sentence(document: Document) -> str:
 
 
 def cost_sentence(document: Document) -> str:
-    """GPU-hours and money for a billion tokens."""
+    """GPU-hours and cost of a billion tokens; empty if unknown."""
     found = record(document, "cost")
     hours, money = amount(found, "gpu_hours_per_billion_tokens"), amount(found, "usd_per_billion_tokens")
     if not hours:
@@ -299,7 +299,7 @@ def cost_sentence(document: Document) -> str:
 
 
 def refused(document: Document) -> list[str]:
-    """Why ways were left out of a sweep."""
+    """Why configurations were left out of a sweep."""
     found = document.get("refused")
     reasons = [clean(reason) for reason in found] if isinstance(found, list) else []
     more = amount(document, "left_out")
@@ -307,7 +307,7 @@ def refused(document: Document) -> list[str]:
 
 
 def curve_title(curve: Document) -> str:
-    """What a scaling curve shows."""
+    """Title of a scaling curve."""
     if text(curve, "kind") == "weak":
         return "Weak scaling: the batch grows with the GPUs"
     return "Strong scaling: the batch stays"

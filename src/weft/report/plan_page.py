@@ -50,7 +50,7 @@ def plan_page(document: Document) -> str:
 
 
 def plan_part(document: Document) -> PlanPart:
-    """The part of a plan's document."""
+    """The page part of a plan's document."""
     kind = text(document, "kind")
     if kind == "plan-sweep":
         return _part(
@@ -129,7 +129,7 @@ def _cards(document: Document) -> list[Card]:
 
 
 def _interval_bars(document: Document) -> tuple[Bar, ...]:
-    """Where the step lies with 90% probability, and each published error of its family on the same scale."""
+    """The 90% interval of the step without weft and, on the same scale, the step with weft."""
     found = record(document, "interval")
     low, high = amount(found, "low_s"), amount(found, "high_s")
     base = amount(record(document, "without_weft"), "step_time_s") or amount(document, "step_time_s")

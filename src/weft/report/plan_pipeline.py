@@ -8,7 +8,7 @@ from weft.report.reading import Document, amount, records, text
 
 _WIDTH, ROW, _LEFT = 900.0, 26.0, 70.0
 _MOST = 1500
-"""Rectangles of a picture; a document with more is not one that weft wrote."""
+"""Most rectangles of a picture; weft writes no document with more."""
 CSS = {"forward": "plan-compute", "backward": "plan-extra", "weight": "plan-hidden"}
 
 
@@ -40,7 +40,7 @@ class PipelineView:
 
 
 def pipeline_view(document: Document) -> PipelineView | None:
-    """The picture of a document's pipeline; nothing where it has none."""
+    """The picture of a document's pipeline; None if it has none."""
     drawn = records(document, "drawing")[:_MOST]
     end = max((amount(one, "start") + amount(one, "length") for one in drawn), default=0.0)
     if not drawn or end <= 0:

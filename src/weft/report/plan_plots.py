@@ -1,4 +1,4 @@
-"""Plots of a plan as positions that a template draws: step time against memory, and rates against GPUs."""
+"""Plots of a plan, as positions for a template: step time against memory, and rates against GPUs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """One picture, with the table that says the same."""
+    """One plot, with a table of the same data."""
 
     title: str
     note: str
@@ -94,7 +94,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def pareto(document: Document) -> Plot:
-    """Step time against memory of every way of a sweep."""
+    """Step time against memory of every configuration in a sweep."""
     rows = records(document, "rows")[:MAX_DOTS]
     steps = [amount(row, "step_time_s") for row in rows]
     memory = [amount(row, "memory_bytes") / 2**30 for row in rows]
@@ -162,7 +162,7 @@ def _way_table(document: Document) -> Table:
 
 
 def scaling(curve: Document) -> Plot:
-    """Tokens per second and GPU over GPUs, with and without the controls."""
+    """Tokens per second and GPU against the number of GPUs, with and without weft's controls."""
     points = records(curve, "points")
     gpus = [amount(point, "gpus") for point in points]
     sides = ("without", "with_weft")

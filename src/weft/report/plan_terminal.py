@@ -1,4 +1,4 @@
-"""A plan in the terminal: tables that fit 80 columns; that it is simulated, and its error, come first."""
+"""A plan in the terminal: first that it is simulated, and its error; then tables that fit 80 columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading documents that may come from anywhere: absent keys, odd types and hostile text are tolerated."""
+"""Reads untrusted documents: tolerates absent keys, odd types and hostile text."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 Document = Mapping[str, Any]
 
-# Control characters would drive a terminal, bidirectional overrides would disguise a name, and lone
-# surrogates cannot be written as UTF-8.
+# Control characters could control a terminal, bidirectional overrides could disguise a name, and lone
+# surrogates cannot be encoded as UTF-8.
 _BLANKS = re.compile("[\\t\\n\\r\\f\\v\u2028\u2029]+")
 _UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def clean(value: object) -> str:
-    """Text that is safe to print and to encode: one line, nothing but visible characters."""
+    """Text that is safe to print and to encode: one line of printable characters."""
     return _UNPRINTABLE.sub("\ufffd", _BLANKS.sub(" ", str(value)))
 
 
 def shorten(value: str, limit: int) -> str:
-    """At most `limit` characters, shortened in the middle: long names differ at their ends as well."""
+    """At most `limit` characters, shortened in the middle, because long names also differ at their ends."""
     if len(value) <= limit:
         return value
     tail = (limit - 1) // 3
@@ -34,7 +34,7 @@ def number(source: Document, key: str) -> float | None:
 
 
 def finite(value: object) -> float | None:
-    """The value where it is a finite number, else None."""
+    """The value if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -45,12 +45,12 @@ def finite(value: object) -> float | None:
 
 
 def amount(source: Document, key: str) -> float:
-    """A finite number, or 0 where there is none."""
+    """A finite number, or 0 if there is none."""
     return number(source, key) or 0.0
 
 
 def text(source: Document, key: str, default: str = "") -> str:
-    """Cleaned text of a scalar, or the default where there is none."""
+    """Cleaned text of a scalar, or the default if there is none."""
     value = source.get(key)
     return default if value is None or isinstance(value, (dict, list)) else clean(value)
 
@@ -62,7 +62,7 @@ def record(source: Document, key: str) -> dict[str, Any]:
 
 
 def records(source: Document, key: str) -> list[dict[str, Any]]:
-    """A list of objects; whatever else is in it is left out."""
+    """The objects in a list; other items are left out."""
     value = source.get(key)
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 

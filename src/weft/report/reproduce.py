@@ -1,4 +1,4 @@
-"""What `weft reproduce` shows: published figures next to ours, in a terminal and on a page."""
+"""The output of `weft reproduce`: published figures next to ours, in a terminal and on a page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ReproducePart(Part):
 
 
 def show_reproduction(console: Console, found: Reproduction, *, cells: bool = False) -> None:
-    """Grids, single figures, targets, findings and assumptions."""
+    """Prints grids, single figures, targets, findings and assumptions."""
     note = "simulated" if found.simulated else "measured"
     console.print(f"arXiv:{found.paper}: {found.title}\n{found.device} ({note})", markup=False)
     groups = _groups(found.figures)
@@ -64,7 +64,7 @@ def show_reproduction(console: Console, found: Reproduction, *, cells: bool = Fa
 
 
 def _matrix(name: str, sides: _Sides) -> Grid:
-    """Published and ours by grid, in hundredths so that it fits a terminal; rows are Y, columns X."""
+    """Published and our values by grid, in hundredths to fit a terminal; rows are Y, columns X."""
     across, down, by_cell = sides
     table = Grid(title=f"{name}, in hundredths: published / ours", box=box.SIMPLE_HEAD, padding=0)
     table.add_column("Y \\ X", justify="right", no_wrap=True)
@@ -112,7 +112,7 @@ def _texts(one: Reproduced) -> list[str]:
 
 
 def reproduction_page(found: Reproduction) -> str:
-    """The page."""
+    """The page of `weft reproduce`."""
     return render([reproduction_part(found)])
 
 
@@ -220,7 +220,7 @@ _Sides = tuple[list[int], list[int], dict[tuple[int, int], Reproduced]]
 
 
 def _sides(rows: Sequence[Reproduced]) -> _Sides | None:
-    """X values, Y values and cells of a two-dimensional table; None if the figure is not one."""
+    """X values, Y values and cells of a two-dimensional figure; None if the figure is not two-dimensional."""
     if not all(one.cell.replace("x", "", 1).isdecimal() for one in rows):
         return None
     by_cell = {}

@@ -1,6 +1,6 @@
 """Results in the terminal: tables that fit 80 columns, the causes, and the next command.
 
-Names from a trace are printed as plain text: cleaned of control characters and never read as markup.
+Names from a trace are printed as plain text, without control characters, and never interpreted as markup.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_COLLECTIVES = 10
 MAX_ADVICE = 5
 _BAR = 24
 _COPIES_SHARE = 0.05
-"""Copies and fills get a column where they take more than this share of a rank's span."""
+"""Copies and fills get a column if they take more than this share of a rank's span."""
 
 
 def show_analysis(document: dict[str, Any], console: Console) -> None:
@@ -57,7 +57,7 @@ def _rank_table(document: Document) -> Table:
     copies = any(amount(rank, "memory_us") > _COPIES_SHARE * amount(rank, "span_us") for rank in ranks)
     heads = ("span", "compute", "comm", "exposed", "hidden", *(("copies",) if copies else ()), "idle")
     table = plain_table(("rank", "left"), *((head, "right") for head in heads))
-    # The most exposed ranks are the ones to look at when there are too many to show.
+    # If there are too many ranks, show the most exposed ones.
     chosen = sorted(range(len(ranks)), key=lambda i: -amount(ranks[i], "exposed_comm_us"))[:_MAX_RANKS]
     for i in sorted(chosen):
         rank = ranks[i]
@@ -84,7 +84,7 @@ def _collective_table(document: Document) -> Table:
     ]
     rows.sort(key=lambda row: -amount(row[1], "exposed_us"))
     cells = [_collective_row(name, item) for name, item in rows[:MAX_COLLECTIVES]]
-    # The name takes what the figures leave: figures are never cut.
+    # The name gets the width that the figures leave: figures are never truncated.
     taken = sum(max(len(row[at]) for row in (heads, *cells)) + 3 for at in range(1, len(heads)))
     table = plain_table(*((head, "right" if 2 <= at <= 5 else "left") for at, head in enumerate(heads)))
     for row in cells:
@@ -110,9 +110,9 @@ def _collective_row(rank: str, item: Document) -> tuple[str, ...]:
 
 
 def _shown_name(item: Document) -> str:
-    """A short name of a collective for a narrow column: the kernel's name without the parts that all share.
+    """A short name of a collective for a narrow column: the kernel's name without the usual prefixes.
 
-    Where the trace says what a kernel did and its name does not, what it did is enough.
+    If the kernel's name does not show the kind of collective but the trace does, the kind is the name.
     """
     kind, _, kernel = analysis.collective_name(item).partition(" · ")
     name = kernel if kind == "other" and kernel else kind
@@ -122,7 +122,7 @@ def _shown_name(item: Document) -> str:
 
 
 def _fitted(name: str, width: int) -> str:
-    """A name without as many of its outer namespaces as it takes to fit, shortened if that is not enough."""
+    """A name without its outer namespaces, as far as needed to fit; shortened if that is not enough."""
     parts = name.split("::")
     for at in range(len(parts)):
         if len("::".join(parts[at:])) <= width:
@@ -165,7 +165,7 @@ def _show_advice(document: Document, console: Console) -> None:
         if item.detail:
             print_line(console, item.detail, indent=5)
         if item.command:
-            # A command is never wrapped: it is there to be copied.
+            # A command is never wrapped, so that it can be copied.
             console.print(Text("     " + item.command, style="cyan"), soft_wrap=True)
     if len(items) > MAX_ADVICE:
         print_line(console, f"{len(items) - MAX_ADVICE} more in the page (--html FILE).", indent=2)

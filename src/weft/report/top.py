@@ -12,7 +12,7 @@ from weft.monitor.sample import JobSample, RankSample, TopSample
 
 NO_JOB = "no running job of this user; start one with `weft run -- CMD`"
 LINES_OF_A_JOB = 4
-"""Without its ranks: most of them."""
+"""Most lines of a job, not counting its ranks."""
 _BOLD, _DIM, _GREEN, _YELLOW, _RED, _END = (
     "\x1b[1m",
     "\x1b[2m",
@@ -38,17 +38,17 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Screen:
-    """What a frame has to fit into."""
+    """The terminal that a frame must fit."""
 
     width: int = 80
     height: int = 24
     colour: bool = False
     offset: int = 0
-    """First rank to show, where not all of them fit; first line, where not all jobs fit."""
+    """First rank to show if not all ranks fit; first line to show if not all jobs fit."""
 
 
 def top_frame(sample: TopSample, screen: Screen) -> list[str]:
-    """The lines of a frame: never more than the screen is high, never wider than it."""
+    """The lines of a frame, within the screen's height and width."""
     when = time.strftime("%H:%M:%S", time.localtime(sample.time))
     count = f"{len(sample.jobs)} job{'s' * (len(sample.jobs) != 1)}"
     lines = [_line(screen, f"weft top  {count}  {when}", "q quit, arrows scroll", style=_BOLD)]
@@ -67,7 +67,7 @@ def top_frame(sample: TopSample, screen: Screen) -> list[str]:
 
 
 def _shares(room: int, jobs: Sequence[JobSample]) -> list[int]:
-    """Lines for the ranks of each job: as many as it has, while there is room for all."""
+    """Number of rank lines of each job: shared evenly, at most as many as it has ranks."""
     wanted = [len(job.ranks) for job in jobs]
     given = [0] * len(jobs)
     while room > 0 and any(g < w for g, w in zip(given, wanted, strict=True)):
@@ -137,7 +137,7 @@ def _cells(rank: RankSample) -> list[str]:
 
 
 def _line(screen: Screen, left: str, right: str = "", style: str = "") -> str:
-    """Text without control characters, cut to the width; `right` only where it fits."""
+    """A line without control characters, truncated to the width; `right` only if it fits."""
     clean = "".join(c if c.isprintable() else "?" for c in left)
     if right and cell_len(clean) + len(right) + 2 <= screen.width:
         clean = set_cell_size(clean, screen.width - len(right)) + right

@@ -1,4 +1,4 @@
-"""The report of a tune: the verdict, the key figures, the candidates."""
+"""The report of a tuned workload: the verdict, the key figures, the candidates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.tuning.tuned_workload import TunedWorkload
 
 
 def tune_cards(tuned: TunedWorkload) -> list[Card]:
-    """The key figures of a tune."""
+    """The key figures of a tuned workload."""
     best = tuned.best_ms
 
     def against(base: float) -> str:
@@ -44,7 +44,7 @@ def candidate_chart(tuned: TunedWorkload) -> Chart:
 
 
 def candidate_table(tuned: TunedWorkload) -> Table:
-    """Every candidate of a tune."""
+    """Every candidate of a tuned workload."""
     columns = (
         Column("Candidate", numeric=False),
         Column("Time"),

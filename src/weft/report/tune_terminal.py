@@ -12,7 +12,7 @@ _SHOWN = 12  # candidates in the table; --json has them all
 
 
 def show_tuned(tuned: TunedWorkload, console: Console) -> None:
-    """Print the candidates, how many could not be measured, and the verdict."""
+    """Print the fastest candidates, how many could not be measured, and the verdict."""
     note = " (simulated)" if tuned.verdict.simulated else ""
     table = Table(title=f"{tuned.workload} on {tuned.device}{note}", box=box.SIMPLE_HEAD, width=76)
     table.add_column("candidate", overflow="fold")

@@ -1,4 +1,4 @@
-"""The words and number formats that the terminal, the page and the export share."""
+"""Words and number formats shared by the terminal, the page and the export."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CAUSE_TEXTS = tuple(replace(reason, key=f"{reason.key}_us") for reason in REASON
 
 
 def cause_name(key: str) -> str:
-    """The short name of a cause, also of one this version does not know."""
+    """The short name of a cause, even if this version does not know it."""
     known = {cause.key: cause.name for cause in CAUSE_TEXTS}
     return known.get(key) or clean(key.removesuffix("_us").replace("_", " "))
 
@@ -32,7 +32,7 @@ def brief_cause(key: str | None) -> str:
 
 
 def milliseconds(ms: float | None) -> str:
-    """Milliseconds in the unit that suits them."""
+    """Milliseconds in a suitable unit."""
     return duration(None if ms is None else ms * 1e3)
 
 
@@ -63,12 +63,12 @@ def bandwidth(gbps: float | None) -> str:
 
 
 def share(part: float, whole: float) -> float:
-    """A part in percent of the whole, 0 where there is no whole."""
+    """A part in percent of the whole; 0 if the whole is 0."""
     return 100.0 * part / whole if whole > 0 else 0.0
 
 
 def gain(low_high: tuple[float, float] | None) -> str:
-    """A predicted gain as a range; empty where there is none."""
+    """A predicted gain as a range, from µs; empty if there is none."""
     if low_high is None or low_high[1] <= 0:
         return ""
     low, high = low_high
@@ -76,7 +76,7 @@ def gain(low_high: tuple[float, float] | None) -> str:
 
 
 def policy_name(policy: Any) -> str:
-    """A policy in one line, whether it is a name, a policy's document or an object of controls."""
+    """A policy in one line, from a name, a policy document or an object of controls."""
     if not isinstance(policy, dict):
         return NOTHING if policy is None else clean(policy)
     try:

@@ -1,6 +1,6 @@
 """Profiler traces: what is exposed, why, and what would hide it. Needs neither torch nor a GPU.
 
-What is imported here is light: processes that only read a file need no more.
+Imports here are light: processes that only read a file need no more.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def analyze(*paths: str | Path, comm: str | None = None, progress: Progress | None = None) -> Analysis:
     """Analyzes profiler traces: files, folders that hold one file per rank, or `-` for standard input.
 
-    `comm` is a regular expression; kernels whose name it finds count as communication too. Raises InputError
-    for a file that is no usable trace, UsageError for a bad expression.
+    `comm` is a regular expression; kernels whose names match it count as communication too. Raises InputError
+    for a file that is not a usable trace, UsageError for a bad expression.
     """
     from concurrent.futures import ThreadPoolExecutor
 

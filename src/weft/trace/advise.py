@@ -1,8 +1,8 @@
 """Which changes would shorten the step, by how much, why, and the command to try.
 
-Only exposed communication on the critical path counts. Controls of weft are priced by the simulator
-(`weft.trace.replay`) and by its figures of the GPU; their ranges are never wider than three points of the
-step. What a change of the program saves is not known beyond its upper bound, so its range starts at 0.
+Only exposed communication on the critical path counts. The gain of a weft control comes from the simulator
+(`weft.trace.replay`) and its GPU profile; the range is at most three percentage points of the step wide. For
+a change to the program only the upper bound of the gain is known, so its range starts at 0.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ WORTH_SHARE = 0.01
 """A change is advised if it is expected to save at least this share of the step."""
 
 HALF_WIDTH = 0.015
-"""Half of the widest range, as a share of the step: the model is not known to be more exact than that."""
+"""Largest half-width of a range, as a share of the step; the model claims no more precision than that."""
 
 _HEAD_START_US = 5
-"""The wait that gave most on the H200; 40 µs already cost more than it gave."""
+"""The head start with the largest gain on the H200; 40 µs already cost more than it saved."""
 
 RESIDENCY_COST = 0.5
-"""By this share compute that overlaps gets slower with half of its blocks (0.53: Triton GEMMs, H200)."""
+"""Overlapping compute takes this share longer with half of its resident blocks (0.53: Triton GEMMs, H200)."""
 
 UNKNOWN_GPU_SHARE = 0.2
-"""What priority gets back of a wait where the GPU or the kernel is unknown: the least seen on the H200."""
+"""Share of a wait that a control saves if the GPU or kernel is unknown: the lowest measured on the H200."""
 
 
 @dataclass(frozen=True)
@@ -43,32 +43,32 @@ class Advice:
     """One thing to try."""
 
     control: str
-    """`priority`, `residency`, `head_start`, `min_ctas` or `max_ctas`; `program` for what only its author can
-    change; `none` for nothing to gain."""
+    """`priority`, `residency`, `head_start`, `min_ctas` or `max_ctas`; `program` for a change that only the
+    program's author can make; `none` if there is nothing to gain."""
     title: str
     detail: str
     collective: str | None
     gain_us: tuple[float, float]
-    """The least and most that it is expected to save per rank of this trace, in µs."""
+    """Lowest and highest expected saving per rank over this trace, in µs."""
     command: str | None
     evidence: str = ""
-    """What in the trace says so."""
+    """What the trace shows to support this."""
     step_us: float = 0.0
-    """The step that the saving is part of: the mean over ranks."""
+    """Step time, mean over ranks."""
     steps: int = 1
     """Steps in the trace."""
     of: str = "step"
-    """What `step_us` is: a step, or the whole span of a trace that marks no steps."""
+    """What `step_us` measures: `step`, or `span` (the whole trace) if the trace marks no steps."""
 
     @property
     def step_ms(self) -> tuple[float, float]:
-        """The least and most that one step is expected to get shorter, in ms."""
+        """Lowest and highest expected saving per step, in ms."""
         low, high = self.gain_us
         return (round(low / self.steps / 1e3, 4), round(high / self.steps / 1e3, 4))
 
     @property
     def step_pct(self) -> tuple[float, float]:
-        """The same in percent of the step."""
+        """Lowest and highest expected saving, in percent of the step."""
         low, high = (100 * 1e3 * ms / self.step_us if self.step_us else 0.0 for ms in self.step_ms)
         return (round(low, 2), round(high, 2))
 
@@ -90,7 +90,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Step:
-    """What the ranges are relative to: means over ranks, in µs of the whole trace."""
+    """Span of the trace (mean over ranks) and its number of steps; ranges are relative to these."""
 
     span_us: float
     steps: int
@@ -100,7 +100,7 @@ class Step:
         return self.span_us / self.steps
 
     def range(self, expected_us: float, most_us: float) -> tuple[float, float]:
-        """The range around what is expected over the trace; never over `most_us` nor below 0."""
+        """Range around the saving expected over the whole trace, within 0 and `most_us`."""
         half = HALF_WIDTH * self.span_us
         low = max(expected_us - half, expected_us / 2, 0.0)
         high = min(expected_us + half, 1.5 * expected_us, most_us)
@@ -108,7 +108,7 @@ class Step:
 
 
 def advise(ranks: Sequence[RankAnalysis]) -> list[Advice]:
-    """What to try, weft's own controls first, each group by what it would save; never empty."""
+    """What to try: weft's own controls, then changes to the program, each by expected saving; never empty."""
     step = Step(
         span_us=float(np.mean([rank.figures.span_ns for rank in ranks])) / 1e3,
         steps=max(max((len(rank.steps) for rank in ranks), default=1), 1),
@@ -136,7 +136,7 @@ def mean_us(ranks: Sequence[RankAnalysis], reason: str) -> float:
 
 
 def _for_waiting(ranks: Sequence[RankAnalysis], step: Step) -> list[tuple[float, Advice]]:
-    """Controls against what waits behind compute, by the kind of kernel it waits for."""
+    """Controls for collectives that wait behind compute, chosen by the kernel that holds the SMs."""
     profile = profile_name(ranks)
     out = []
     for blocker in blockers(ranks):
@@ -198,7 +198,7 @@ def _control(blocker: Blocker) -> tuple[Policy | None, str]:
 
 
 def _expected_us(blocker: Blocker, policy: Policy, profile: str | None) -> float:
-    """What the control saves per rank: every wait simulated, less what compute loses."""
+    """Expected saving per rank in µs: each wait is simulated, and what compute loses is subtracted."""
     if profile is None or blocker.says.startswith("its resources"):
         return UNKNOWN_GPU_SHARE * blocker.saved_us
     from weft.trace.replay import saving  # loads the simulator, which few traces need
@@ -212,7 +212,7 @@ def _expected_us(blocker: Blocker, policy: Policy, profile: str | None) -> float
 
 
 def profile_name(ranks: Sequence[RankAnalysis]) -> str | None:
-    """The simulator's profile of the GPU in the trace; None where it has none."""
+    """Name of the simulator's profile of the GPU in the trace; None if there is none."""
     from weft.errors import WeftError
     from weft.sim.profile import by_title
 
@@ -223,7 +223,7 @@ def profile_name(ranks: Sequence[RankAnalysis]) -> str | None:
 
 
 def _for_ctas(ranks: Sequence[RankAnalysis], step: Step) -> list[tuple[float, Advice]]:
-    """More SMs for collectives that a cap slows down, fewer where they cost compute and gain nothing."""
+    """More CTAs for collectives that a cap slows down; fewer if they cost compute time and gain nothing."""
     profile = profile_name(ranks)
     out = []
     for change in observed_cta_changes(ranks, profile) if profile else []:
@@ -243,9 +243,9 @@ def _for_ctas(ranks: Sequence[RankAnalysis], step: Step) -> list[tuple[float, Ad
 
 
 def _for_program(ranks: Sequence[RankAnalysis], step: Step) -> list[tuple[float, Advice]]:
-    """What no control of weft can change.
+    """Changes to the program, for time that no weft control can recover.
 
-    The range is wide because only its end is known: it goes from nothing to all that is on the critical path.
+    Only the upper bound of the gain is known: the range goes from 0 to all of that time on the critical path.
     """
 
     def item(us: float, title: str, detail: str, command: str | None = None) -> tuple[float, Advice]:

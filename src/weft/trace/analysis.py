@@ -52,7 +52,7 @@ class RankAnalysis:
 
     @property
     def main_reasons(self) -> npt.NDArray[np.int64]:
-        """For each span of the timeline the reason (index into REASONS) why it is exposed; -1: it is not."""
+        """Main reason (index into REASONS) why each span of the timeline is exposed; -1 if it is not."""
         out = np.full(len(self.trace.timeline), -1, dtype=np.int64)
         why = self.attribution
         if len(why.reason_ns):
@@ -96,7 +96,7 @@ class RankAnalysis:
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """What `weft.analyze` returns. The totals below are over all ranks."""
+    """The result of `weft.analyze`. Totals are over all ranks."""
 
     ranks: tuple[RankAnalysis, ...]
     advice: tuple[Advice, ...]
@@ -104,12 +104,12 @@ class Analysis:
 
     @property
     def timelines(self) -> list[Timeline]:
-        """What ran on each GPU, in the order of `ranks`."""
+        """The Timeline of each GPU, in the order of `ranks`."""
         return [rank.trace.timeline for rank in self.ranks]
 
     @property
     def partial(self) -> bool:
-        """Whether some file was cut short or damaged, so that figures cover only a part of it."""
+        """Whether a file was truncated or damaged, so that figures cover only part of it."""
         return any(rank.trace.partial for rank in self.ranks)
 
     @property
@@ -155,7 +155,7 @@ class Analysis:
 
 
 def analyze_outcomes(files: Sequence[Path], in_folder: set[Path], outcomes: Sequence[_Outcome]) -> Analysis:
-    """Analyzes what was read of each file, see `weft.trace.analyze`. In a folder some may be no traces."""
+    """Analyzes what was read from each file. Files of a folder that are not traces become warnings."""
     traces: list[Trace] = []
     warnings: list[str] = []
     for file, outcome in zip(files, outcomes, strict=True):
@@ -171,7 +171,7 @@ def analyze_outcomes(files: Sequence[Path], in_folder: set[Path], outcomes: Sequ
 
 
 def analyze_traces(traces: Sequence[Trace], warnings: Sequence[str] = ()) -> Analysis:
-    """Analyzes traces already read, which belong to one run."""
+    """Analyzes traces of one run."""
     found = [collectives(trace) for trace in traces]
     matched = match(traces, found)
     transfers = transfer_times(list(traces), found)

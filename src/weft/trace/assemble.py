@@ -1,4 +1,4 @@
-"""From the columns of a reader to Traces: kinds, launches, messages and steps, one Trace per GPU."""
+"""Turns a reader's columns into Traces, one per GPU: kinds, launches, messages and steps."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from weft.trace.record import UNKNOWN_NS, Step, Trace
 from weft.trace.schema import Mark, Message, text_field
 
 MAX_NAME = 1 << 14
-"""Longer kernel names are cut; templates make names of a few thousand characters."""
+"""Longer kernel names are truncated. Templates produce names of a few thousand characters."""
 
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|gpu)[_\-.]?([0-9]{1,6})(?![0-9])", re.IGNORECASE)
 _PEER_COPY = re.compile(r"\bp(?:eer)?[ _]?to[ _]?p(?:eer)?\b|\bp2p\b", re.IGNORECASE)
 
 PROFILER_SLOWS_HOST = 57.3 / 38.9
-"""A launch-bound step (ViT-B/16, H200) with the profiler's hooks on launches, over one without."""
+"""CPU slowdown by torch's profiler: a launch-bound step (ViT-B/16, H200) with its hooks over one without."""
 
 
 def traces_from(
@@ -35,7 +35,7 @@ def traces_from(
     truncated: str | None,
     is_comm_names: IsComm,
 ) -> list[Trace]:
-    """The GPUs of one file, in device order. `metadata` has the keys of Kineto's JSON."""
+    """One Trace per GPU of a file, in device order. `metadata` has the keys of Kineto's JSON."""
     rows = collector.gpu()
     warnings = [*_warnings(collector, truncated), *_unknown_overlap(metadata)]
     if not len(rows):
@@ -120,7 +120,7 @@ def traces_from(
 def _by_time(
     rows: npt.NDArray[np.int64], here: npt.NDArray[np.intp], column: dict[str, int]
 ) -> npt.NDArray[np.intp]:
-    """Spans by start. Among those that start together the order must not depend on how they were read."""
+    """Sorts spans by start. The order of equal starts must not depend on how the file was read."""
     start = rows[here, 0]
     order = np.argsort(start, kind="stable")
     if bool((np.diff(start[order]) == 0).any()):
@@ -143,7 +143,7 @@ def _warnings(collector: Collector, truncated: str | None) -> list[str]:
 
 
 def _unknown_overlap(metadata: dict[str, Any]) -> list[str]:
-    """What a trace of `weft run --trace` says about graphs with collectives in them."""
+    """Warnings for a trace of `weft run --trace` that contains CUDA graphs with collectives."""
     own = metadata.get("weft")
     graphs = _whole(own.get("overlap_unknown")) if isinstance(own, dict) else None
     if not graphs:
@@ -154,7 +154,7 @@ def _unknown_overlap(metadata: dict[str, Any]) -> list[str]:
 def _kinds(
     name: npt.NDArray[np.int64], category: npt.NDArray[np.int64], names: list[str], is_comm_names: IsComm
 ) -> npt.NDArray[np.uint8]:
-    """Compute, communication or memory. Copies between peers are communication, other copies are memory."""
+    """Kind of each span. Copies between peers count as communication, other copies as memory."""
     kernel_comm = np.array(is_comm_names(names), dtype=bool)
     peer = np.array([_PEER_COPY.search(n) is not None for n in names], dtype=bool)
     of_kernel = np.where(kernel_comm, Kind.COMM, Kind.COMPUTE)[name]
@@ -164,7 +164,7 @@ def _kinds(
 
 
 def _launches(correlation: npt.NDArray[np.int64], launches: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The launching call of each span by its correlation id, the first where several share one.
+    """The call that launched each span, by correlation id; the first if several calls share an id.
 
     Columns: start, thread, blocks, threads per block, shared bytes, end; UNKNOWN_NS and -1 where unknown.
     """
@@ -187,7 +187,7 @@ def _messages(
     marks: list[Mark],
     messages: list[Message],
 ) -> npt.NDArray[np.int64]:
-    """The message of each collective: its own, or that of the CPU call that issued it."""
+    """Index of each collective's message: its own, or that of the CPU call that issued it."""
     message = rows[:, column["message"]].copy()
     calls = [m for m in marks if not m.name.startswith("ProfilerStep#")]
     bare = np.flatnonzero((kinds == Kind.COMM) & (message == 0))

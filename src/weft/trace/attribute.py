@@ -1,10 +1,10 @@
 """Why communication is exposed: each exposed nanosecond gets one reason, by the rules of docs/analyze.md.
 
-Each communication span owns the time in which it is the longest-running one, so the spans share out exposed
-time without a rest. Within a span, the time until the last rank has entered belongs to the slower rank. On a
-stream that the program computes on, the rest is stream order. Otherwise the span is moved, in thought, to
-where it could have started; what more would have been hidden there is the price of what held it back. For
-what is left, the compute kernel that ends the exposed stretch tells what it was waiting for.
+At any moment the communication span that has been running longest owns the exposed time, so all of it is
+divided among the spans. Within a span, the time until the last rank has entered is due to the slower rank. On
+a stream that the program also computes on, the remaining time is due to stream order. Otherwise the analysis
+moves the span to where it could have started: the extra time that would be hidden there is due to whatever
+held it back. For the remaining exposed time, the compute kernel that ends it shows what compute waited for.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REASONS = (
 """Why an exposed nanosecond is exposed; docs/analyze.md defines each."""
 
 CAUSES = ("launched_late", "behind_compute", "slower_rank", "nothing_to_hide_behind")
-"""The reasons in four groups, by who could change them: the CPU, the GPU's schedule, ranks, the program."""
+"""The four groups of reasons, by what has to change: the CPU, the GPU's schedule, a rank, the program."""
 
 GROUPS: Mapping[str, str] = {
     "same_stream": "nothing_to_hide_behind",
@@ -53,29 +53,29 @@ GROUPS: Mapping[str, str] = {
 """The group (one of CAUSES) of each reason."""
 
 SKEW_TOLERANCE_NS = 10_000
-"""Ranks that enter within this of each other entered together: clocks are not known better."""
+"""Ranks that enter within this time of each other count as simultaneous: clocks are not known better."""
 
 BUBBLE_FACTOR = 1.5
-"""A send or receive that takes this many times the fastest one of its size waited for the other stage."""
+"""A send or receive that takes more than this many times the fastest of its size waited for a stage."""
 
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """Exposed nanoseconds per communication span and reason; each row adds up to what the span owns."""
+    """Exposed nanoseconds per communication span and reason; each row adds up to the exposed time it owns."""
 
     exposed_ns: Ns
     reason_ns: npt.NDArray[np.int64]
     """One column per entry of REASONS."""
     waited_behind_ns: Ns
-    """How long each span was ready and waited while compute ran, exposed or not."""
+    """How long each span was ready but waited while compute ran, whether exposed or not."""
     ready_ns: Ns
-    """When each span could have started at the earliest by its launch and dependencies."""
+    """The earliest time each span could have started, given its launch and dependencies."""
     owned_from_ns: Ns
-    """From when on each span is the longest-running one; its end if it never is."""
+    """When each span becomes the one that has been running longest; its end if it never does."""
 
     @property
     def cause_ns(self) -> npt.NDArray[np.int64]:
-        """One column per entry of CAUSES: the reasons added up into the four groups."""
+        """Nanoseconds per span and cause, one column per entry of CAUSES."""
         columns = [[GROUPS[reason] == cause for reason in REASONS] for cause in CAUSES]
         return self.reason_ns @ np.array(columns, dtype=np.int64).T
 
@@ -90,19 +90,19 @@ class Attribution:
         return dict(zip(REASONS, sums, strict=True))
 
     def totals(self, rows: npt.NDArray[np.bool_] | slice = slice(None)) -> dict[str, int]:
-        """Nanoseconds by cause, the four groups of reasons, over the given spans."""
+        """Nanoseconds by cause over the given spans."""
         return grouped(self.reasons(rows))
 
 
 def grouped(reasons: Mapping[str, int]) -> dict[str, int]:
-    """Amounts by reason, added up into the four causes."""
+    """Adds up amounts by reason into the four causes."""
     return {cause: sum(ns for key, ns in reasons.items() if GROUPS[key] == cause) for cause in CAUSES}
 
 
 def attribute(
     trace: Trace, found: Collectives, matched: Match, transfers: Mapping[int, int] | None = None
 ) -> Attribution:
-    """Shares out the exposed time of one rank. `transfers`: see `transfer_times`."""
+    """Attributes the exposed time of one rank. `transfers`: see `transfer_times`."""
     timeline = trace.timeline
     start, end = timeline.start_ns[found.span], timeline.end_ns[found.span]
     compute = Measure(timeline.covered(Kind.COMPUTE))
@@ -166,23 +166,23 @@ def attribute(
 
 
 class _Rest:
-    """What is not attributed yet."""
+    """Exposed time per span that has no reason yet."""
 
     def __init__(self, exposed: Ns) -> None:
         self.rest = exposed
 
     def take(self, wanted: Ns) -> Ns:
-        """As much of `wanted` as is left."""
+        """Takes as much of `wanted` as is left, and returns it."""
         taken: Ns = np.clip(wanted, 0, self.rest)
         self.rest = self.rest - taken
         return taken
 
 
 def transfer_times(traces: list[Trace], found: list[Collectives]) -> dict[int, int]:
-    """The shortest send or receive of each size over all ranks: what a transfer takes when nobody waits.
+    """Nanoseconds of the shortest send or receive of each size over all ranks: a transfer when nobody waits.
 
-    Sizes are bytes; -1 stands for unknown ones. A size that occurs once tells nothing. NCCL runs all-to-all
-    with the same kernels as sends, so unknown sizes count only in a run without any other such collective.
+    Keys are bytes; -1 stands for unknown sizes. Sizes that occur only once are left out. NCCL runs all-to-all
+    with the same kernels as sends, so unknown sizes count only in a run without all-to-all.
     """
     seen: dict[int, list[int]] = {}
     mixed = False
@@ -204,7 +204,7 @@ def _sent(
     point_to_point: npt.NDArray[np.bool_],
     transfers: Mapping[int, int],
 ) -> Ns:
-    """When a send or receive began to move data; the start where nothing says that it waited."""
+    """When each send or receive began to move data; its start if there is no sign that it waited."""
     begun = start.copy()
     for i in np.flatnonzero(point_to_point).tolist():
         needed = transfers.get(int(found.bytes[i]))
@@ -214,7 +214,7 @@ def _sent(
 
 
 def _owned_from(start: Ns, end: Ns) -> Ns:
-    """From where on a span is the longest-running one; its end if it never is."""
+    """When each span becomes the one that has been running longest; its end if it never does."""
     if not len(start):
         return start
     earlier = np.concatenate((start[:1], np.maximum.accumulate(end)[:-1]))
@@ -225,9 +225,9 @@ def _owned_from(start: Ns, end: Ns) -> Ns:
 def _replay(
     trace: Trace, found: Collectives, start: Ns, end: Ns, work: Ns, ready: Ns, skewed: npt.NDArray[np.bool_]
 ) -> Ns:
-    """Where each span would have started, held only by `ready` and by the span before it on its stream.
+    """When each span would have started, limited only by `ready` and the previous span on its stream.
 
-    A span that waits for another rank ends when that rank lets it, so it stays where it is.
+    The other rank determines when a span that waits for it ends, so such a span is not moved.
     """
     free: dict[int, int] = {}
     out = start.copy()

@@ -1,4 +1,4 @@
-"""Which compute kernels ready collectives wait for, and what those kernels leave room for."""
+"""Which compute kernels ready collectives wait for, and which control helps against each kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class BlockingKernel(NamedTuple):
-    """What a kernel takes of the GPU; -1 where the trace does not say."""
+    """A kernel and the GPU resources it takes; -1 if the trace does not say."""
 
     name: str
     blocks: int
@@ -37,7 +37,7 @@ class Wait:
     kernel: BlockingKernel
     kernel_ns: int
     ready_ns: int
-    """When the collective became ready, after the start of the kernel; 0 if before it."""
+    """Time from the kernel's start until the collective was ready; 0 if it was ready before the kernel."""
     comm_ns: int
     ctas: int
     comm_threads: int
@@ -47,26 +47,26 @@ class Wait:
 
 @dataclass(frozen=True)
 class Blocker:
-    """A kind of compute kernel that holds up one collective. Times in µs, means over ranks."""
+    """The kernels that delay one collective and call for the same control. Times in µs, means over ranks."""
 
     collective: str
     kernel: str
-    """The one that holds it up longest, of those that take the same control."""
+    """Name of the kernel that delays it longest."""
     says: str
-    """What its resources say, in words."""
+    """Why that kernel calls for this control, in words."""
     control: str
-    """`head_start`, `residency`, `priority`, or `none` if it leaves room anyway."""
+    """`head_start`, `residency`, `priority`, or `none` if the kernel leaves room anyway."""
     residency: int
-    """Blocks per SM to keep, for `residency`."""
+    """Blocks per SM to keep; 0 unless the control is `residency`."""
     waited_us: float
     exposed_us: float
-    """What of the collective's exposed time this wait explains."""
+    """The part of the collective's exposed time that these waits explain."""
     saved_us: float
-    """The part of that on the critical path."""
+    """The part of `exposed_us` on the critical path."""
     calls: float
     """Collectives per rank that waited."""
     waits: tuple[tuple[Wait, float], ...]
-    """Every wait with its part of `saved_us`."""
+    """Each wait with its part of `saved_us`."""
 
 
 def blockers(ranks: Sequence[RankAnalysis]) -> list[Blocker]:
@@ -104,7 +104,7 @@ def blockers(ranks: Sequence[RankAnalysis]) -> list[Blocker]:
 
 
 def _waits(rank: RankAnalysis) -> list[tuple[str, Wait, int, int, int]]:
-    """Collectives that waited behind compute: name, wait, its length, the exposed part, that on the path."""
+    """Collectives that waited behind compute: name, wait, ns waited, ns exposed, ns exposed on the path."""
     timeline, why = rank.trace.timeline, rank.attribution
     behind = why.of("behind_compute")
     on_path = rank.path.saved_ns[:, REASONS.index("behind_compute")]
@@ -146,7 +146,7 @@ def _kernel(trace: Trace, at: int) -> BlockingKernel:
 
 
 def device_spec(trace: Trace) -> GpuSpec | None:
-    """The GPU of a trace: what the trace says of it, and a preset for the rest. None for an unknown one."""
+    """The GPU of a trace: properties from the trace, missing ones from a preset. None for an unknown GPU."""
     from weft.gpu.probe import complete
 
     known = trace.properties
@@ -170,7 +170,7 @@ def device_spec(trace: Trace) -> GpuSpec | None:
 
 
 def judge(spec: GpuSpec | None, kernel: BlockingKernel) -> tuple[str, int, str]:
-    """The control that this kernel calls for, the residency to keep, and why in words."""
+    """The control that this kernel calls for, the residency to keep (0 if unused), and why, in words."""
     from weft.gpu.occupancy import blocks_per_sm
 
     name, blocks, threads, registers, shared = kernel
@@ -185,6 +185,6 @@ def judge(spec: GpuSpec | None, kernel: BlockingKernel) -> tuple[str, int, str]:
     if blocks <= fits * spec.sms:
         return "head_start", 0, f"{blocks} blocks, all resident at once: {each}"
     waves = f"{blocks} blocks, {blocks / (fits * spec.sms):.1f} waves: {each}"
-    if fits > 1 and MATRIX_KERNEL.search(name):  # it reuses what it loads, so fewer per SM cost little
+    if fits > 1 and MATRIX_KERNEL.search(name):  # it reuses what it loads, so fewer blocks per SM cost little
         return "residency", max(fits // 2, 1), waves
     return "priority", 0, waves

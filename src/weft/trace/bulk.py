@@ -1,7 +1,8 @@
-"""The events array in parts: cuts it at likely ends of events and scans several parts at once.
+"""Scans the events array in parallel: cuts it at likely ends of events and scans several parts at once.
 
-A cut may be wrong (in a string, or in a nested array). The scan of the part before it tells: it must end
-exactly there. If it does not, what it left over goes in front of the next part, which is scanned again.
+A cut may be wrong (in a string, or in a nested array). The scan of the preceding part detects that: it must
+end exactly at the cut. If it does not, its leftover text is prepended to the next part, which is scanned
+again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def cores() -> int:
 
 
 class BulkScan:
-    """Scans the events of one array. The scanner keeps what it found until `collector` is asked for."""
+    """Scans the events of one array. Results stay in the compiled scanner until `collector` is read."""
 
     def __init__(self, workers: int | None = None) -> None:
         self._workers = max(workers or cores(), 1)
@@ -40,7 +41,7 @@ class BulkScan:
 
     @property
     def collector(self) -> Collector:
-        """The columns of all that was scanned so far."""
+        """The columns of everything scanned so far."""
         if self._collector is None:
             from weft.trace.events import (
                 Collector,  # needs numpy, which loads while the first parts are scanned
@@ -54,10 +55,10 @@ class BulkScan:
         return self._collector
 
     def take(self, first: bytes, blocks: Iterator[bytes]) -> tuple[bytes, bool]:
-        """Takes events from text that begins between two of them, until the array ends or something is odd.
+        """Takes events from text that begins between two events, up to the array's end or malformed text.
 
-        Returns the text that was read but not used, and whether the array was closed before it. What is odd,
-        and an array that ends early, is left for the caller, at the start of an event.
+        Returns the text that was read but not used, and whether the array was closed before it. Malformed or
+        truncated text is left to the caller, from the start of an event.
         """
         parts = _Parts(first, blocks)
         carry = b""
@@ -84,7 +85,7 @@ class BulkScan:
 
 
 class _Ahead:
-    """Texts, which part of them to read and what was found there, in order; several are scanned at once."""
+    """Yields each text, the range to read and what the scan found there, in order; scans several at once."""
 
     def __init__(self, parts: _Parts, workers: int) -> None:
         self._parts = parts
@@ -113,21 +114,21 @@ class _Ahead:
             yield text, low, high, future.result()
 
     def unused(self) -> list[bytes]:
-        """Texts that were taken ahead of the last one that was given out."""
+        """Texts that were taken but not yet yielded."""
         return [text[low:high] for text, low, high, _ in self._waiting]
 
 
 class _Parts:
-    """Texts with the part of them to read next, cut where an event seems to end.
+    """Yields texts with the range to read, cut where an event seems to end.
 
-    An event that two blocks share is a text of its own, so that whole blocks are not copied.
+    An event that spans two blocks becomes a text of its own, so that whole blocks are not copied.
     """
 
     def __init__(self, first: bytes, blocks: Iterator[bytes]) -> None:
         self._held = first
         self._blocks = blocks
         self._block = b""
-        """A block whose first part was given out; from `_low` on it was not."""
+        """A block that was yielded only up to `_low`; empty if there is none."""
         self._low = 0
 
     def __iter__(self) -> _Parts:
@@ -155,14 +156,14 @@ class _Parts:
         return text, 0, len(text)
 
     def _rest_of_block(self) -> tuple[bytes, int, int]:
-        """The rest of the block up to its last event; what is behind it is held back."""
+        """The rest of the block up to its last event; the text after that is held back."""
         text, low, self._block = self._block, self._low, b""
         high = max(_last_between(text), low)
         self._held = text[high:]
         return text, low, high
 
     def rest(self) -> bytes:
-        """What was taken from the blocks and not given out."""
+        """Text that was taken from the blocks but not yielded."""
         rest, self._block, self._held = self._block[self._low :] or self._held, b"", b""
         return rest
 

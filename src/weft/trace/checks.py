@@ -1,4 +1,4 @@
-"""What a reader of the figures must know about the traces: repeated ranks, stray times, no communication."""
+"""Warnings about the traces: missing or repeated ranks, stray times, ranks without communication."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from weft.timeline import Kind
 from weft.trace.record import Trace
 
 STRAY_SHARE = 0.01
-"""Spans that are at most this part of all ..."""
+"""A group of spans is stray if it is at most this share of all spans and STRAY_SPAN holds too."""
 
 STRAY_SPAN = 0.5
-"""... and stretch the time between the first and the last span by more than this part of it are named."""
+"""The gap between stray spans and the others is more than this share of the whole trace."""
 
 MAX_NAMED = 8
 
 
 def in_order(traces: Sequence[Trace]) -> list[Trace]:
-    """Traces by rank, device and time. Several of one rank, one after the other, get numbers as cycles."""
+    """Sorts traces by rank, device and time. Successive traces of the same GPU get cycle numbers."""
     by_rank: dict[tuple[int, int], list[Trace]] = defaultdict(list)
     for at, trace in enumerate(traces):
         rank = trace.rank if trace.rank is not None else (1 << 31) + at
@@ -36,7 +36,7 @@ def in_order(traces: Sequence[Trace]) -> list[Trace]:
 
 
 def warnings(traces: Sequence[Trace]) -> list[str]:
-    """One line for each thing that makes the figures mean something else than they seem to."""
+    """One line for each problem that makes the figures misleading."""
     return [*_repeated(traces), *_stray(traces), *_silent(traces), *_missing(traces)]
 
 
@@ -67,7 +67,7 @@ def _repeated(traces: Sequence[Trace]) -> list[str]:
 
 
 def _overlapping(traces: list[Trace]) -> bool:
-    """Whether two traces, sorted by start, cover the same time: the same cycle twice, not two cycles."""
+    """Whether traces, sorted by start, overlap in time: the same cycle twice, not two cycles."""
     ends = [int(trace.timeline.end_ns.max()) for trace in traces]
     return any(int(after.timeline.start_ns[0]) < end for after, end in zip(traces[1:], ends, strict=False))
 

@@ -1,6 +1,6 @@
-"""What each communication span is: its kind, the bytes it moves, and the bus bandwidth of a group of them.
+"""The kind of each communication span, the bytes it moves, and its bytes on the bus.
 
-Bytes and factors are those of nccl-tests (doc/PERFORMANCE.md there), so that figures can be held against it.
+Bytes and factors are defined as in nccl-tests (its doc/PERFORMANCE.md), so that figures can be compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weft.timeline import Kind, Ns
 from weft.trace.record import Trace
 from weft.trace.schema import Message
 
-# First match wins, on the collective's own name, then on the kernel's; case, "_" and "-" do not count.
+# First match wins, on the collective's own name, then on the kernel's. Case, "_", "-" and " " are ignored.
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
@@ -44,7 +44,7 @@ _ELEMENT_BYTES = {
 
 
 _MAX_BYTES = 1 << 44
-"""No call moves 16 TiB: a larger size is not believed, and sums of sizes stay within 64 bits."""
+"""16 TiB, more than any call moves. Larger sizes are ignored, so that sums of sizes fit 64 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,18 +54,18 @@ class Collectives:
     span: npt.NDArray[np.intp]
     """Index into the timeline."""
     kind: tuple[str, ...]
-    """Per distinct (name, message): see `label`."""
+    """Kind of each distinct (kernel name, message) pair; indexed by `label`."""
     group: tuple[str, ...]
     label: npt.NDArray[np.int64]
     """Index into `kind` and `group`."""
     bytes: Ns
-    """Bytes as nccl-tests counts them, -1 where the trace does not say."""
+    """Bytes as nccl-tests counts them; -1 if the trace does not say."""
     bus_bytes: npt.NDArray[np.float64]
-    """Bytes times the bus factor, NaN where the size of the group is not known."""
+    """Bytes times the bus factor; NaN if the bytes or the size of the group are unknown."""
 
 
 def collectives(trace: Trace) -> Collectives:
-    """Sorts out the communication spans of a trace."""
+    """Classifies the communication spans of a trace."""
     timeline = trace.timeline
     span = np.flatnonzero(timeline.kind == Kind.COMM)
     pairs = np.stack((timeline.name[span].astype(np.int64), trace.message[span]), axis=1)
@@ -89,7 +89,7 @@ def collectives(trace: Trace) -> Collectives:
 
 
 def kind_of(kernel: str, collective: str = "") -> str:
-    """The kind of collective, from its own name or its kernel's; `other` if neither tells."""
+    """The kind of collective, from its own name or its kernel's; `other` if neither is recognized."""
     for name in (collective, kernel):
         plain = re.sub(r"[-_ ]", "", name.lower())
         for kind, pattern in _KINDS:
@@ -99,7 +99,7 @@ def kind_of(kernel: str, collective: str = "") -> str:
 
 
 def element_bytes(dtype: str) -> int:
-    """Bytes per element of a dtype as PyTorch, C++ or Python name it; -1 if unknown."""
+    """Bytes per element of a dtype, named as in PyTorch, C++ or Python; -1 if unknown."""
     plain = dtype.lower().replace("c10::", "").replace("torch.", "").strip()
     if plain.startswith("float8"):
         return 1
@@ -107,22 +107,22 @@ def element_bytes(dtype: str) -> int:
 
 
 def message_bytes(kind: str, message: Message, ranks: int) -> int:
-    """Size of one call: of all-gather what comes out, of reduce-scatter what goes in, of others the buffer.
+    """Bytes of one call: the output of all-gather, the input of reduce-scatter, the buffer of the others.
 
-    -1 where the trace does not say.
+    -1 if the trace does not say.
     """
     each = element_bytes(message.dtype)
     elements = max(message.in_elements, message.out_elements)
     if each < 0 or elements < 0:
         return -1
     if kind == "all_gather" and message.out_elements < 0:
-        # Only the input was recorded: the output is that of every rank.
+        # Only the input was recorded; the output holds one such input per rank.
         elements *= ranks if ranks > 0 else -1
     return elements * each if 0 <= elements * each < _MAX_BYTES else -1
 
 
 def bus_factor(kind: str, ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth, by nccl-tests. NaN where the group's size is unknown."""
+    """Bus bandwidth over algorithm bandwidth, as in nccl-tests. NaN if the factor is unknown."""
     if kind in ("broadcast", "reduce", "send_recv", "peer_copy"):
         return 1.0
     if ranks < 1:

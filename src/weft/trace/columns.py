@@ -1,4 +1,4 @@
-"""Columns that a reader fills row by row, in the form that the collector takes."""
+"""Columns that a reader fills row by row, in the form that the Collector takes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX = 1 << 62
 
 
 def grid_of_work_items(grid: Sequence[int], group: Sequence[int]) -> dict[str, int]:
-    """`blocks` and `threads` of a HIP kernel, whose grid counts work items; empty where a size is unknown."""
+    """`blocks` and `threads` of a HIP kernel, whose grid counts work items; empty if a size is unknown."""
     if min(*grid, *group) < 1:
         return {}
     blocks = [-(-items // each) for items, each in zip(grid, group, strict=True)]
@@ -42,7 +42,7 @@ class Columns:
     odd_times: int = 0
 
     def span(self, kind: int, name: str, start: Any, end: Any, device: int, **known: Any) -> None:
-        """A kernel, copy or fill. What is not known may be left out, or be None."""
+        """Adds a kernel, copy or fill. Unknown values may be left out or be None."""
         if not (isinstance(start, int) and isinstance(end, int)) or end < start or abs(end) > _MAX:
             self.odd_times += 1
             return
@@ -56,7 +56,7 @@ class Columns:
             self.odd_times += 1
 
     def call(self, name: str, start: Any, end: Any, correlation: Any, thread: Any) -> None:
-        """A call of the CUDA or HIP runtime: kept if it launches work or waits for the GPU."""
+        """Adds a call of the CUDA or HIP runtime if it launches work or waits for the GPU."""
         if not (isinstance(start, int) and isinstance(end, int)) or end < start or abs(end) > _MAX:
             return
         plain = name.lower()
@@ -67,12 +67,12 @@ class Columns:
             self.launches.append((start, end, correlation, number, -1, -1, -1))
 
     def mark(self, name: str, start: int, end: int, thread: Any = None) -> None:
-        """A step (`ProfilerStep#…`), or the call of a collective (`nccl:…`) on a thread."""
+        """Adds a step (`ProfilerStep#…`), or the call of a collective (`nccl:…`) on a thread."""
         number = -1 if thread is None else self.threads(str(thread).encode())
         self.marks.append(Mark(name, start, end, number, -1, UNKNOWN_MESSAGE))
 
     def collector(self) -> Collector:
-        """All of it, as if it had been read from Kineto's JSON."""
+        """A Collector with all rows, as if they had been read from Kineto's JSON."""
         out = Collector()
         out.absorb(
             Scanned(

@@ -1,4 +1,4 @@
-"""Two runs of the same program compared: before and after a change, per step and by collective."""
+"""Compares two runs of the same program, before and after a change, per step and by collective."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from weft.trace.analysis import Analysis, RankAnalysis
 _PER_RANK = ("span_us", "compute_us", "comm_us", "overlap_us", "exposed_comm_us", "memory_us", "idle_us")
 
 SAME_MODEL = 0.5
-"""Runs whose compute kernels have less than this share of their time in common are of different models."""
+"""Runs with less than this share of their compute time in common kernels may be of different models."""
 
 
 def compare(before: Analysis, after: Analysis) -> dict[str, Any]:
     """The document of `weft analyze AFTER --against BEFORE`: both analyses, and what changed.
 
-    `change` has, for means over ranks, `{before, after, delta, percent}` in µs (`overlap_pct` in percent and
-    points), for the causes likewise, and for each collective found on both sides; `change.per_step` has the
-    same for one step of each run. Raises UsageError where the runs have different numbers of ranks.
+    `change` has `{before, after, delta, percent}` of means over ranks in µs (`overlap_pct` in percent and
+    points), for the figures, the causes and each kind of collective; `change.per_step` has the figures of one
+    step of each run. Raises UsageError if the runs have different world sizes.
     """
     _check_world(before, after)
     old, new = before.to_json(), after.to_json()
@@ -50,7 +50,7 @@ def compare(before: Analysis, after: Analysis) -> dict[str, Any]:
 
 
 def _check_world(before: Analysis, after: Analysis) -> None:
-    """Runs of different sizes move different bytes: they are not compared."""
+    """Rejects runs of different sizes: their collectives move different bytes."""
     sizes = []
     for side in (before, after):
         known = {rank.trace.world_size for rank in side.ranks if rank.trace.world_size}
@@ -72,7 +72,7 @@ def _mean(document: dict[str, Any], key: str) -> float:
 
 
 def _amounts(old: dict[str, Any], new: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Means over ranks of the causes or reasons."""
+    """Change of each cause or reason, as means over ranks."""
     sides = []
     for document in (old, new):
         ranks = document["ranks"]
@@ -90,7 +90,7 @@ def _delta(old: float, new: float) -> dict[str, float | None]:
 
 
 def _collectives(old: dict[str, Any], new: dict[str, Any]) -> list[dict[str, Any]]:
-    """Exposed time per kind of collective, as mean over ranks, where either run has it."""
+    """Change of exposed time per kind of collective in either run, as mean over ranks."""
     sides = [_by_kind(document) for document in (old, new)]
     kinds = sorted({*sides[0], *sides[1]}, key=lambda kind: -sides[0].get(kind, 0.0))
     return [{"kind": kind, "exposed_us": _delta(*(side.get(kind, 0.0) for side in sides))} for kind in kinds]
@@ -108,7 +108,7 @@ _Key = tuple[str, str, int]
 
 
 def _matched(before: Analysis, after: Analysis, steps: tuple[int, int]) -> list[dict[str, Any]]:
-    """Collectives of both runs by kind, process group and size: calls, time and exposed time per step."""
+    """Collectives of either run by kind, process group and size: calls, time and exposed time per step."""
     sides = [_by_collective(side, count) for side, count in zip((before, after), steps, strict=True)]
     rows = []
     for key in sorted({*sides[0], *sides[1]}, key=lambda k: -sides[0].get(k, sides[1].get(k, (0, 0, 0)))[2]):
@@ -178,7 +178,7 @@ def _warnings(before: Analysis, after: Analysis, steps: tuple[int, int]) -> list
 
 
 def _in_common(old: RankAnalysis, new: RankAnalysis, steps: tuple[int, int]) -> float:
-    """The share of compute time in kernels of the same name and shape, the smaller of the two counting."""
+    """Share of compute time in kernels that both runs have (same name and shape); the smaller time counts."""
     times = [_kernel_times(rank, count) for rank, count in zip((old, new), steps, strict=True)]
     total = max(sum(side.values()) for side in times)
     return sum(min(ns, times[1].get(key, 0.0)) for key, ns in times[0].items()) / total if total else 1.0

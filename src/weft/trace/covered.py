@@ -8,7 +8,7 @@ from weft.timeline import Intervals, Ns
 
 
 class Measure:
-    """How much of any interval a set of disjoint intervals covers, in O(log n)."""
+    """Tells in O(log n) how much of an interval a set of disjoint intervals covers."""
 
     def __init__(self, intervals: Intervals) -> None:
         self._start, self._end = intervals
@@ -25,5 +25,5 @@ class Measure:
         return covered
 
     def between(self, low: Ns, high: Ns) -> Ns:
-        """Covered time in [low, high); 0 where high is below low."""
+        """Covered time in [low, high); 0 if high is below low."""
         return self.until(np.maximum(low, high)) - self.until(low)

@@ -1,9 +1,9 @@
-"""The critical path of a rank: the chain of compute, communication and CPU time that the span consists of.
+"""The critical path of a rank: the chain of compute, communication and CPU time that its span consists of.
 
-The path is walked back from the last GPU span. Each span started when the last thing it waited for was over:
-the span before it on its stream, other work that ended just then, or its launch. A launch waited for the CPU,
-and the CPU at times for the GPU. What is exposed and not on this path costs no time: hiding it would shorten
-nothing, because something else takes as long.
+The path is walked backwards from the last GPU span. Each span started when the last thing it waited for was
+over: the previous span on its stream, other work that ended just then, or its launch. A launch waited for the
+CPU, and the CPU sometimes for the GPU. Exposed time off this path costs nothing: hiding it would not shorten
+the step, because something else takes as long.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.trace.ready import EVENT_NS, launch_latency_ns, queue_full
 from weft.trace.record import UNKNOWN_NS, Trace
 
 STREAM_GAP_NS = 3_000
-"""A span that starts within this of the end of the one before it on its stream waited for that one."""
+"""A span that starts within this time after the previous span on its stream waited for that span."""
 
 _HOST = -1
 _START = -2
@@ -35,12 +35,12 @@ class CriticalPath:
     comm_ns: int
     memory_ns: int
     host_ns: int
-    """The GPU waited for the CPU to launch the next work on the path."""
+    """Time in which the GPU waited for the CPU to launch the next work on the path."""
     gap_ns: int
-    """Between a span and the one that waited for it: launch and event latency."""
+    """Gaps between a span and the one that waited for it: launch and event latency."""
     saved_ns: npt.NDArray[np.int64]
-    """What of each collective's exposed time is on the path, per communication span and reason (REASONS):
-    the time that the run would be shorter if that part were hidden, as long as no other path takes over."""
+    """Exposed time on the path, per communication span and reason (REASONS). Hiding it would shorten the run
+    by as much, until another path becomes critical."""
 
     @property
     def recoverable_ns(self) -> int:
@@ -53,7 +53,7 @@ class CriticalPath:
 
 
 def critical_path(trace: Trace, found: Collectives, why: Attribution) -> CriticalPath:
-    """Walks the path of one rank and lays its exposed communication over it."""
+    """Finds the critical path of one rank and the exposed communication on it."""
     timeline = trace.timeline
     if not len(timeline):
         return CriticalPath(0, 0, 0, 0, 0, np.zeros((0, len(REASONS)), dtype=np.int64))
@@ -75,7 +75,7 @@ def critical_path(trace: Trace, found: Collectives, why: Attribution) -> Critica
 def _saved(
     trace: Trace, found: Collectives, why: Attribution, on_comm: Intervals, on_host: Intervals
 ) -> npt.NDArray[np.int64]:
-    """Exposed time of each collective on the path; what the CPU delays counts where the CPU is on it."""
+    """Exposed time of each collective on the path; CPU time on the path counts for delays by the CPU."""
     timeline = trace.timeline
     end = timeline.end_ns[found.span]
     compute = timeline.covered(Kind.COMPUTE)
@@ -88,7 +88,7 @@ def _saved(
 
 
 def _walk(trace: Trace) -> tuple[npt.NDArray[np.int64], Intervals, int]:
-    """The path on the GPU as rows (span, until when), its pieces on the CPU, and the gaps in between."""
+    """The path on the GPU as rows (span, time the path leaves it), its CPU intervals, and the gaps in ns."""
     timeline = trace.timeline
     start, end, count = timeline.start_ns, timeline.end_ns, len(timeline)
     by_end = np.argsort(end, kind="stable")
@@ -97,7 +97,7 @@ def _walk(trace: Trace) -> tuple[npt.NDArray[np.int64], Intervals, int]:
     before[on_host] = waited_for(trace, by_end, trace.launch_ns[on_host])
     first = int(start.min())
     path = _chain(int(by_end[-1]), np.append(np.where(before < 0, count, before), count))
-    # Where the path stands when it comes to a span, and when it leaves it: never later than it was.
+    # Times at which the backward walk enters and leaves each span; they never increase.
     stops = np.minimum.accumulate(np.stack((end[path], start[path]), axis=1).reshape(-1))
     arrived, left = stops[::2], stops[1::2]
     path = path[: np.count_nonzero(arrived > first)]
@@ -113,9 +113,9 @@ def _walk(trace: Trace) -> tuple[npt.NDArray[np.int64], Intervals, int]:
 
 
 def _chain(first: int, following: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """`first`, what follows it, what follows that, up to the last index, which follows itself, or a cycle.
+    """`first` and its successors, up to the last index (its own successor) or the first repeated element.
 
-    By doubling: with the next n of every element known, a path of n becomes one of 2 n.
+    By doubling: if the n-th successor of each element is known, a path of length n extends to 2 n.
     """
     last = len(following) - 1
     path: npt.NDArray[np.int64] = np.array([first], dtype=np.int64)
@@ -124,7 +124,7 @@ def _chain(first: int, following: npt.NDArray[np.int64]) -> npt.NDArray[np.int64
         path = np.concatenate((path, jump[path]))
         jump = jump[jump]
     path = path[path != last]
-    # Spans of no length may seem to wait for each other.
+    # Zero-length spans may seem to wait for each other.
     _, seen = np.unique(path, return_index=True)
     if len(seen) < len(path):
         again = np.ones(len(path), dtype=bool)
@@ -134,7 +134,7 @@ def _chain(first: int, following: npt.NDArray[np.int64]) -> npt.NDArray[np.int64
 
 
 def waited_for(trace: Trace, by_end: npt.NDArray[np.intp], launch: Ns) -> npt.NDArray[np.int64]:
-    """The GPU span whose end let the CPU go on before each launch; _START where it never waited."""
+    """The GPU span whose end released the CPU before each launch; _START if the CPU did not wait."""
     waits = union(
         np.concatenate((trace.blocking.start, queue_full(trace).start)),
         np.concatenate((trace.blocking.end, queue_full(trace).end)),
@@ -149,14 +149,14 @@ def waited_for(trace: Trace, by_end: npt.NDArray[np.intp], launch: Ns) -> npt.ND
 
 
 def predecessors(trace: Trace) -> npt.NDArray[np.int64]:
-    """What each span waited for last: a span, the CPU (_HOST), or nothing (_START)."""
+    """The last thing each span waited for: a span, the CPU (_HOST), or nothing (_START)."""
     timeline = trace.timeline
     start, end, count = timeline.start_ns, timeline.end_ns, len(timeline)
     on_stream = stream_predecessors(timeline)
     by_end = np.argsort(end, kind="stable")
     at = np.searchsorted(end[by_end], start, side="right") - 1
     ended = np.where(at >= 0, by_end[np.maximum(at, 0)], _START)
-    ended = np.where(ended == np.arange(count), on_stream, ended)  # a span of no length ends as it starts
+    ended = np.where(ended == np.arange(count), on_stream, ended)  # a zero-length span ends as it starts
     gap_stream = np.where(on_stream >= 0, start - end[np.maximum(on_stream, 0)], np.iinfo(np.int64).max)
     gap_ended = np.where(ended >= 0, start - end[np.maximum(ended, 0)], np.iinfo(np.int64).max)
     known = (trace.launch_ns != UNKNOWN_NS) & (trace.launch_ns <= start)
@@ -170,7 +170,7 @@ def predecessors(trace: Trace) -> npt.NDArray[np.int64]:
 
 
 def stream_predecessors(timeline: Timeline) -> npt.NDArray[np.int64]:
-    """The span before each on its stream; _START for the first."""
+    """The previous span on each span's stream; _START for the first."""
     out = np.full(len(timeline), _START, dtype=np.int64)
     order = np.lexsort((timeline.start_ns, timeline.stream))
     same = timeline.stream[order[1:]] == timeline.stream[order[:-1]]

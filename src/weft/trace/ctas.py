@@ -1,7 +1,7 @@
-"""SMs that collectives take: where a cap slows them down, and where fewer would cost nothing.
+"""CTAs of collectives: where a cap slows collectives down, and where fewer CTAs would cost nothing.
 
-All CTAs together move at most the `bus_gb_s` of the simulator's figures. What faster collectives save is
-what is left when every span is moved (`weft.trace.faster`), less the SM time that they take from compute.
+All CTAs together move at most the `bus_gb_s` of the simulator's GPU profile. The saving from faster
+collectives is computed by moving every span (`weft.trace.faster`), less the SM time they take from compute.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from weft.trace.analysis import RankAnalysis
 
 _LARGE_BYTES = 4 << 20
-"""NCCL takes fewer CTAs for smaller messages by itself, so those do not show a cap."""
+"""NCCL itself uses fewer CTAs for smaller messages, so those do not reveal a cap."""
 
 NEAR_LIMIT = 0.8
 """A collective that reaches this share of the links' bandwidth gains nothing from more CTAs."""
 
 COSTLY_PCT = 15.0
-"""Compute that slows down more than this while a collective runs is worth fewer CTAs."""
+"""If a collective slows compute down by more than this, fewer CTAs are worth trying."""
 
 CTA_SCALING = 0.78
-"""Bandwidth grows with this power of the CTAs while compute runs too: on an H200, by the times of all-reduce,
-all-gather and reduce-scatter kernels at 4 and 12 CTAs in eight jobs (0.68 to 0.89)."""
+"""Bandwidth grows with this power of the number of CTAs while compute runs too: measured on an H200 from the
+times of all-reduce, all-gather and reduce-scatter kernels at 4 and 12 CTAs in eight jobs (0.68 to 0.89)."""
 
 
 @dataclass(frozen=True)
 class CtaChange:
-    """More or fewer CTAs. Times in µs per rank of the trace."""
+    """A change of the number of CTAs. Times in µs per rank over the trace."""
 
     control: str
     """`min_ctas` or `max_ctas`."""
@@ -44,13 +44,13 @@ class CtaChange:
     evidence: str
     why: str
     setting: str
-    """The environment variables."""
+    """Environment variables that make the change."""
     expected_us: float
     most_us: float
 
 
 def observed_cta_changes(ranks: Sequence[RankAnalysis], profile_name: str) -> list[CtaChange]:
-    """What a change of the number of CTAs would save, where the trace has the evidence for it."""
+    """Changes of the number of CTAs that the trace has evidence for."""
     figures, sms = profile(profile_name).figures, profile(profile_name).spec.sms
     large = _large(ranks)
     if large is None:
@@ -66,21 +66,21 @@ class _Large:
 
     ctas: int
     speed: float | None
-    """Bus bandwidth in GB/s; None where sizes are not known."""
+    """Bus bandwidth in GB/s; None if sizes are unknown."""
     share: float
-    """Their part of communication time."""
+    """Their share of communication time."""
     at_once: float
     """How many run at the same time, on average: several groups, or several ranks on one GPU."""
 
 
 def _raised(ranks: Sequence[RankAnalysis], figures: SimFigures, sms: int, large: _Large) -> CtaChange | None:
-    """NCCL_MIN_CTAS: large collectives all run on fewer CTAs than the library takes by itself on this GPU."""
+    """NCCL_MIN_CTAS, if large collectives all run on fewer CTAs than NCCL uses by default on this GPU."""
     usual, ctas, speed, share = int(figures.comm_ctas), large.ctas, large.speed, large.share
     limit = figures.bus_gb_s
     if ctas >= usual or (speed is not None and speed >= NEAR_LIMIT * limit):
         return None
     ratio = min((usual / ctas) ** CTA_SCALING, limit / speed if speed else limit / figures.cta_gb_s)
-    # Only the large ones take more CTAs: of all communication, their share gets faster.
+    # Only large collectives take more CTAs, so only their share of communication gets faster.
     ratio = 1 / (1 - share + share / max(ratio, 1.0))
     saved = []
     for rank in ranks:
@@ -106,14 +106,14 @@ def _raised(ranks: Sequence[RankAnalysis], figures: SimFigures, sms: int, large:
 
 
 def _lowered(ranks: Sequence[RankAnalysis], figures: SimFigures, ctas: int) -> CtaChange | None:
-    """NCCL_MAX_CTAS: compute pays for the collectives' SMs, and half of them would carry the same bytes."""
+    """NCCL_MAX_CTAS, if collectives slow compute down and half of their CTAs have the same bandwidth."""
     fewer = ctas // 2
     lost = float(np.mean([sum(price.lost_ns for price in rank.prices) for rank in ranks])) / 1e3
     alone = float(np.mean([sum(p.beside * p.alone_ns for p in rank.prices) for rank in ranks])) / 1e3
     if fewer < 1 or not alone or 100 * lost / alone <= COSTLY_PCT:
         return None
     if fewer * figures.cta_gb_s < figures.bus_gb_s:
-        return None  # the collective would get slower by as much
+        return None  # fewer CTAs would slow the collective down
     on_path = np.mean([min(rank.path.compute_ns / max(rank.figures.compute_ns, 1), 1.0) for rank in ranks])
     return CtaChange(
         control="max_ctas",
@@ -130,7 +130,7 @@ def _lowered(ranks: Sequence[RankAnalysis], figures: SimFigures, ctas: int) -> C
 
 
 def _large(ranks: Sequence[RankAnalysis]) -> _Large | None:
-    """None where there is no large collective, or where their CTAs differ more than a cap explains."""
+    """None if there is no large collective, or if their CTAs differ more than a cap explains."""
     blocks: list[int] = []
     bus_bytes = time_ns = large_ns = comm_ns = covered_ns = 0.0
     for rank in ranks:

@@ -1,4 +1,4 @@
-"""Which kernels communicate: those of the table, and those that the user names with a regular expression."""
+"""Which kernels communicate: those in weft's table, and those that match the user's regular expression."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IsComm = Callable[[list[str]], list[bool]]
 """Tells which kernel names communicate."""
 
 MAX_MATCHED = 1 << 12
-"""How much of a name is compared with the table: a hostile name could take quadratic time."""
+"""Characters of a name compared with the table: a hostile name could take quadratic time."""
 
 MAX_PATTERN = 1000
 TIMEOUT_S = 5
@@ -29,12 +29,12 @@ json.dump([expression.search(name) is not None for name in names], sys.stdout)
 
 
 def kernel_table(names: list[str]) -> list[bool]:
-    """What the table of communication kernels says of these names."""
+    """Whether each name is in the table of communication kernels."""
     return [is_comm(name[:MAX_MATCHED]) for name in names]
 
 
 def comm_matcher(pattern: str | None) -> IsComm:
-    """Says which kernels communicate: those of the table, and those in whose name `pattern` is found."""
+    """A function that tells which kernels communicate: those in the table, and those that match `pattern`."""
     if pattern is None:
         return kernel_table
     if len(pattern) > MAX_PATTERN:

@@ -1,6 +1,6 @@
 """Exact integer nanoseconds from the digits of `ts` and `dur`, which are decimal microseconds.
 
-float64 holds 1.7e15 µs (a Unix clock) only to 0.25 µs, so the numbers never become floats.
+float64 resolves 1.7e15 µs (a Unix clock) only to 0.25 µs, so the numbers never become floats.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 UNKNOWN = np.iinfo(np.int64).min
-"""Stands where a time is missing, not a number, or beyond the limit below."""
+"""Marks a time that is missing, not a number, or beyond LIMIT_NS."""
 
 LIMIT_NS = 1 << 62
-"""146 years; sums and differences of two times within it still fit 64 bits."""
+"""146 years: sums and differences of two such times still fit 64 bits."""
 
 _NUMBER = re.compile(rb'"?([-+]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([-+]?[0-9]{1,4}))?"?')
 _COMMA, _DOT, _NOUGHT = (np.uint8(ord(c)) for c in ",.0")
@@ -25,7 +25,7 @@ _POWERS = 10 ** np.arange(18, -1, -1, dtype=np.int64)
 
 
 def nanoseconds(tokens: Sequence[bytes | msgspec.Raw]) -> npt.NDArray[np.int64]:
-    """Nanoseconds of JSON number texts in microseconds. UNKNOWN where a text is no usable number."""
+    """Converts JSON numbers in microseconds, as text, to nanoseconds. UNKNOWN if unusable."""
     if not tokens:
         return np.empty(0, dtype=np.int64)
     joined = b",".join(tokens)
@@ -36,7 +36,7 @@ def nanoseconds(tokens: Sequence[bytes | msgspec.Raw]) -> npt.NDArray[np.int64]:
 
 
 def _uniform(joined: bytes, count: int) -> npt.NDArray[np.int64] | None:
-    """All integers, or all with three decimals: what profilers write. None for anything else."""
+    """Fast path for the usual texts: all integers, or all with three decimals. None for anything else."""
     text = np.frombuffer(joined + b",", dtype=np.uint8)
     ends = np.flatnonzero(text == _COMMA)
     scale = 1000
@@ -52,14 +52,14 @@ def _uniform(joined: bytes, count: int) -> npt.NDArray[np.int64] | None:
         return None
     if np.any((text - _NOUGHT > 9) & (text != _COMMA)):
         return None
-    # 19 digits of nanoseconds stay below LIMIT_NS if the first is at most 4.
+    # 19 digits of nanoseconds stay below LIMIT_NS if the first digit is at most 3.
     if np.any((lengths == (16 if scale == 1000 else 19)) & (text[starts] > _NOUGHT + 3)):
         return None
     longest = int(lengths.max())
     if lengths.min() == longest:
         digits = text.reshape(count, longest + 1)[:, :longest] - _NOUGHT
         return np.asarray(digits @ _POWERS[-longest:] * scale)
-    # The last digit of every number, then the one before it, while there is one.
+    # Add the last digit of every number, then the one before it, and so on.
     total = np.zeros(count, dtype=np.int64)
     for place in range(longest):
         digit = text[np.maximum(ends - 1 - place, 0)].astype(np.int64) - _NOUGHT
@@ -68,7 +68,7 @@ def _uniform(joined: bytes, count: int) -> npt.NDArray[np.int64] | None:
 
 
 def _nanoseconds(token: bytes) -> int:
-    """One number of any form, rounded half up to a nanosecond."""
+    """One number of any form in nanoseconds, rounded half away from zero."""
     found = _NUMBER.fullmatch(token.strip())
     if not found:
         return UNKNOWN

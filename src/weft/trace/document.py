@@ -1,4 +1,4 @@
-"""The JSON document of an analysis: figures, collectives, causes, path and price under their names, in µs."""
+"""The JSON document of an analysis: figures, collectives, causes, critical path and price, in µs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PRICED_KERNELS = 50
 
 
 def us(ns: int) -> float:
-    """Microseconds that print with exactly the nanoseconds they have."""
+    """Converts to microseconds that print with exactly three decimals, the nanoseconds."""
     return round(ns / 1000, 3)
 
 
@@ -50,7 +50,7 @@ def reasons_json(totals: dict[str, int]) -> dict[str, float]:
 
 
 def path_json(path: CriticalPath) -> dict[str, Any]:
-    """The critical path in µs: what it consists of, and what of it is exposed communication, by reason."""
+    """The critical path in µs: its parts, and the exposed communication on it by reason."""
     return {
         "compute_us": us(path.compute_ns),
         "comm_us": us(path.comm_ns),
@@ -138,7 +138,7 @@ def worst_rank(ranks: Sequence[RankAnalysis]) -> RankAnalysis:
 
 
 def summary_json(analysis: Analysis) -> dict[str, Any]:
-    """Totals over ranks, and what they mean in one sentence."""
+    """Totals over ranks, and one sentence that sums them up."""
     worst = worst_rank(analysis.ranks)
     steps = max(max(len(rank.steps) for rank in analysis.ranks), 1)
     count = len(analysis.ranks)
@@ -165,7 +165,7 @@ def summary_json(analysis: Analysis) -> dict[str, Any]:
 
 
 def slowest_rank(ranks: Sequence[RankAnalysis]) -> int | None:
-    """The rank that the others wait for most: it waits least; None where nobody waits."""
+    """The rank that the others wait for most (it waits least itself); None if no rank waits."""
     waits = [rank.attribution.reasons()["slower_rank"] for rank in ranks]
     if len(ranks) < 2 or not max(waits):
         return None
@@ -173,7 +173,7 @@ def slowest_rank(ranks: Sequence[RankAnalysis]) -> int | None:
 
 
 def document_sentence(analysis: Analysis) -> str:
-    """The summary of an analysis."""
+    """The summary of an analysis in one sentence."""
     worst = worst_rank(analysis.ranks)
     steps = max(len(worst.steps), 1)
     return summary_sentence(

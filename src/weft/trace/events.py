@@ -1,7 +1,7 @@
 """Decodes pieces of the events array into columns, keeping only what the analysis needs.
 
-Events become typed structs whose larger parts stay undecoded text (`msgspec.Raw`) until their category says
-that they matter; nine of ten events of a profiler trace never get further than that.
+Events become typed structs whose larger parts stay undecoded text (`msgspec.Raw`) until their category shows
+that they matter. Nine in ten events of a profiler trace are never decoded further.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _OTHER_STREAM = 1 << 30
 _OTHER_PROCESS = 1 << 20
 
 MAX_NS = 1 << 60
-"""No span lasts 36 years, and none began so long before its clock; so no difference leaves 64 bits."""
+"""36 years: limit of durations, and of starts before a clock's zero, so that differences fit 64 bits."""
 
 MAX_DAMAGED = 20_000
-"""More malformed events than this, and more than good ones: not a trace, and not worth the time."""
+"""With more malformed events than this, and more than good ones, reading stops: the file is not a trace."""
 
 # Categories as PyTorch 2.x, 1.11 to 1.13, and 1.8 to 1.10 write them. Events of other categories are dropped.
 _ROLES: dict[str | None, int] = {
@@ -86,7 +86,7 @@ _ROLES_WITHOUT_OPERATORS = {cat: role for cat, role in _ROLES.items() if role !=
 
 
 class Interned:
-    """Small consecutive numbers for repeated values."""
+    """Maps repeated values to small consecutive numbers."""
 
     def __init__(self) -> None:
         self.index: dict[Any, int] = {}
@@ -95,7 +95,7 @@ class Interned:
         return self.index.setdefault(value, len(self.index))
 
     def all(self, values: Iterable[Any]) -> list[int]:
-        """The numbers of many values, most of which were seen before."""
+        """Numbers of many values, most of which are already known."""
         get = self.index.get
         return [self(value) if (found := get(value)) is None else found for value in values]
 
@@ -104,7 +104,7 @@ class Interned:
 
 
 class Collector:
-    """Takes decoded pieces of one trace and grows columns from them."""
+    """Builds columns from the pieces of one trace."""
 
     def __init__(self) -> None:
         self.events = 0
@@ -116,7 +116,7 @@ class Collector:
         self.pids = Interned()
         self.marks: list[Mark] = []
         self.modules: list[tuple[str, int, int, int]] = []
-        """Calls of modules: name, start, end, thread."""
+        """Calls of modules: name, start and end in nanoseconds, thread."""
         self.messages(UNKNOWN_MESSAGE)
         self._gpu: list[_I64] = []
         self._launches: list[_I64] = []
@@ -131,19 +131,19 @@ class Collector:
     # Feeding ------------------------------------------------------------------------------------
 
     def take(self, buffer: bytearray, low: int, high: int) -> bool:
-        """Takes the JSON array of events at [low, high). False if it is not that."""
+        """Takes the JSON array of events at [low, high). False if it cannot be decoded."""
         try:
             events = self._decoder.decode(memoryview(buffer)[low:high])
         except DECODE_ERRORS:
             mended, count = BARE_VALUE.subn(rb"\1null", bytes(buffer[low:high]))
             return count > 0 and self.take(bytearray(mended), 0, len(mended))
-        # To look for the word once is cheaper than to ask every operator for its name.
+        # Searching for the word once is cheaper than checking every operator's name.
         marked = buffer.find(_MARKING_OPERATOR, low, high) >= 0
         self._keep(events, _ROLES if marked else _ROLES_WITHOUT_OPERATORS)
         return True
 
     def salvage(self, buffer: bytearray, low: int, high: int) -> bool:
-        """Takes what can be had from damaged events; counts the rest."""
+        """Takes those of the damaged events that can be decoded; counts the others."""
         repaired = cleaned(bytes(buffer[low:high]))
         if self.take(bytearray(repaired), 0, len(repaired)):
             return True
@@ -159,7 +159,7 @@ class Collector:
         return False
 
     def absorb(self, found: Scanned) -> None:
-        """Takes what the compiled scanner found, and decodes what it left over."""
+        """Takes what the compiled scanner found, and decodes the events it left to Python."""
         self.events += found.events - len(found.later)
         self.odd_times += found.odd_times
         if len(found.gpu):
@@ -240,7 +240,7 @@ class Collector:
             self._blocking.append(self._with_times(np.column_stack(self._times(blocking))))
 
     def _sizes(self, shapes: list[tuple[int, ...]]) -> list[int]:
-        """x times y times z of each; -1 where these are not three positive numbers."""
+        """Product x*y*z of each shape; -1 if it is not three positive numbers."""
         known = self._shapes
         return [self._size(shape) if (size := known.get(shape)) is None else size for shape in shapes]
 
@@ -250,11 +250,11 @@ class Collector:
         return size
 
     def _process(self, pid: bytes) -> int:
-        """Profilers give a GPU's spans its number as their process; other names get numbers of their own."""
+        """Profilers write a GPU's number as the process of its spans; other ids get unique numbers."""
         return int(pid) if pid.isdigit() and len(pid) < 4 else _OTHER_PROCESS + self.pids(pid)
 
     def _stream(self, tid: bytes) -> int:
-        """The stream of a span without that argument: some profilers write it as the thread, `stream 7`."""
+        """The stream of a span that has no stream argument: some profilers write `stream 7` as its thread."""
         number = _STREAM.fullmatch(tid)
         return int(number[1]) if number else _OTHER_STREAM + self.threads(tid) if tid else -1
 
@@ -305,7 +305,7 @@ class Collector:
         return start, end
 
     def _with_times(self, columns: _I64) -> _I64:
-        """Only rows whose times are known and whose duration is not negative; counts the others."""
+        """Keeps the rows with usable times and durations; counts the others."""
         good: npt.NDArray[np.bool_] = (columns[:, 0] != UNKNOWN) & (columns[:, 1] != UNKNOWN)
         if good.all():
             return columns
@@ -320,9 +320,9 @@ class Collector:
         return _stacked(self._gpu, len(GPU_COLUMNS))
 
     def launches(self) -> _I64:
-        """One row per launching call: start, end, correlation, thread, blocks, threads, shared bytes.
+        """One row per launching call: start, end, correlation, thread, blocks, threads a block, shared bytes.
 
-        The last three are known for HIP, whose kernel events lack them.
+        The last three come from HIP launches, because HIP's kernel events lack them; otherwise -1.
         """
         return _stacked(self._launches, 7)
 
@@ -331,7 +331,7 @@ class Collector:
         return _stacked(self._blocking, 2)
 
     def waits(self) -> _I64:
-        """One row per recorded event wait: time, time, stream, the record's correlation, its stream."""
+        """One row per event wait: time, time, stream that waits, correlation and stream of the record."""
         return _stacked(self._waits, 5)
 
 

@@ -1,9 +1,9 @@
-"""What a run would take if its collectives were faster: every span moved as far as what it waited for allows.
+"""How much faster collectives would shorten a run: each span moves as early as its dependencies allow.
 
-A span starts when the span before it on its stream and its launch are over; a collective also waits for its
-input, and a launch for the GPU span that the CPU waited for before it. Where none of these explains a start,
-it waited for the work that ended last. Each span keeps the delay that it had after the last of these.
-The CPU runs as fast as it does when nothing records it.
+A span starts after its launch and after the previous span on its stream; a collective also waits for its
+input, and a launch for the GPU span that the CPU waited for before it. If none of these explains a start, the
+span waited for the work that ended last. Each span keeps its delay after the last of these. The CPU runs at
+its speed without a profiler.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from weft.trace.ready import EVENT_NS, dependency_spans
 from weft.trace.record import UNKNOWN_NS, Trace
 
 _MOST_SPANS = 200_000
-"""Of a longer trace its beginning stands for the whole."""
+"""A longer trace is extrapolated from its first spans."""
 
 
 @dataclass(frozen=True)
 class FasterRun:
-    """Nanoseconds of the whole trace."""
+    """The effect of faster collectives, in nanoseconds over the whole trace."""
 
     saved_ns: int
-    """By how much the last span ends earlier."""
+    """How much earlier the last span ends."""
     overlap_ns: int
     """How long compute and communication still overlap."""
 
 
 def with_faster_collectives(trace: Trace, found: Collectives, entered_ns: Ns, ratio: float) -> FasterRun:
-    """The run with every collective `ratio` times as fast, and compute as fast as it was.
+    """The run with every collective `ratio` times as fast, and compute at its measured speed.
 
-    `entered_ns`: when the last rank entered each collective; what passes before that is no faster.
+    `entered_ns`: when the last rank entered each collective; the time before that does not shrink.
     """
     timeline = trace.timeline
     if not len(timeline):
@@ -56,7 +56,7 @@ def with_faster_collectives(trace: Trace, found: Collectives, entered_ns: Ns, ra
 
 
 def _moved(trace: Trace, found: Collectives, length: Ns, part: slice) -> Ns:
-    """When each span of a part would start if spans had these lengths."""
+    """When each span in `part` would start if spans had these lengths."""
     end = trace.timeline.end_ns
     host = waited_for(trace, np.argsort(end, kind="stable"), trace.launch_ns)
     host = np.where(end[np.maximum(host, 0)] <= trace.launch_ns, host, -1)

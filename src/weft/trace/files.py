@@ -1,4 +1,4 @@
-"""Where trace bytes come from: files and folders, plain, gzip or zstd, within limits."""
+"""Finds trace files and reads their bytes, plain, gzip or zstd, within limits."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from typing import Any, BinaryIO
 from weft.errors import InputError
 
 READ_BYTES = 1 << 18
-"""Compressed bytes taken from disk at a time."""
+"""Compressed bytes read from disk at a time."""
 
 BLOCK_BYTES = 1 << 21
-"""The most that is unpacked at a time, however well it was packed."""
+"""Upper limit of the bytes unpacked at a time, whatever the compression ratio."""
 
 MAX_WINDOW_BYTES = 1 << 27
-"""The memory that a zstd file may ask for."""
+"""Largest window that a zstd file may request."""
 
 MAX_TRACE_BYTES = 64 << 30
 """A trace that unpacks to more than this is refused."""
 
 MAX_EXPANSION = 400
-"""Profiler JSON shrinks 10 to 40 times; deflate reaches 1032. More than this, past FREE_BYTES, is a bomb."""
+"""Profiler JSON compresses 10 to 40 times, deflate up to 1032. More than this, past FREE_BYTES, is a bomb."""
 
 FREE_BYTES = 128 << 20
-"""Small files may expand as they like up to here."""
+"""Up to this unpacked size, a file may expand by any factor."""
 
 _SUFFIXES = (".json", ".json.gz", ".json.zst", ".sqlite", ".xplane.pb", "_kernel_trace.csv")
 _MAX_DEPTH = 3
@@ -41,7 +41,7 @@ _QUEUED_BLOCKS = 4
 
 
 def find_traces(path: Path) -> list[Path]:
-    """The trace files behind a path: the file itself, or what a folder of ranks holds, in natural order."""
+    """The trace files at a path: the file itself, or the files in a folder of ranks, in natural order."""
     if path.is_file():
         return [path]
     if not path.exists():
@@ -57,7 +57,7 @@ def find_traces(path: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def standard_input() -> Iterator[Path]:
-    """Standard input as a file: readers look at the start twice, and databases need one."""
+    """Copies standard input to a file: readers read its start twice, and databases need a file."""
     if sys.stdin is None or sys.stdin.buffer.isatty():
         raise InputError("-: standard input is a terminal; pipe a trace into it")
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
@@ -78,12 +78,12 @@ def _looks_like_trace(path: Path) -> bool:
 
 
 def shown(path: Path) -> str:
-    """A path that can be printed and written, also if its bytes are no text."""
+    """A path as printable text, even if its bytes are not valid UTF-8."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Sorts rank2 before rank10."""
+    """Sort key that puts rank2 before rank10."""
     parts = re.split(r"([0-9]+)", text)
     return tuple((1, int(p), "") if i % 2 else (0, 0, p) for i, p in enumerate(parts))
 
@@ -91,7 +91,7 @@ def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
 class Blocks:
     """The unpacked bytes of a file, block by block. A thread unpacks ahead: zlib and zstd release the GIL.
 
-    After the last block `truncated` says why the data ended early, or is None.
+    After the last block `truncated` says why the data ended early, or is None if it did not.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Blocks:
             yield item
 
     def close(self) -> None:
-        """Ends the thread, also when the data was not read to its end."""
+        """Stops the thread, even if the data was not read to its end."""
         self._stop.set()
         while self._thread.is_alive():
             try:
@@ -158,7 +158,7 @@ class Blocks:
                 yield from iter(lambda: file.read(BLOCK_BYTES), b"")
 
     def _gzip(self, file: BinaryIO) -> Iterator[bytes]:
-        """All members of a gzip file. Each call gives a bounded block and works without the GIL for long."""
+        """Unpacks all members of a gzip file in bounded blocks, large enough to run long without the GIL."""
         inflate, damaged = _inflate()
         unpacker = inflate(wbits=31)
         taken = given = 0
@@ -182,7 +182,7 @@ class Blocks:
             self.truncated = f"the gzip data ends early, after {given} bytes"
 
     def _zstd(self, file: BinaryIO) -> Iterator[bytes]:
-        """All frames of a zstd file. One that ends early shows as JSON that does."""
+        """Unpacks all frames of a zstd file. A truncated file is only noticed as truncated JSON."""
         import zstandard  # few traces need it
 
         given = 0

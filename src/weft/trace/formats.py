@@ -1,4 +1,4 @@
-"""Which reader a file needs, by its first bytes; what is not supported is named, with what to do instead."""
+"""Chooses the reader for a file by its first bytes; names unsupported formats, with what to do instead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROCPROF_JSON = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:')
 # XProf names its processes after the planes of the profile.
 _XPROF_JSON = re.compile(rb'"process_name".{0,40}"/(?:device:|host:CPU)', re.DOTALL)
 
-# First bytes of files that people pass by mistake: what they are, and what to do.
+# First bytes of files passed by mistake: what they are, and what to do.
 _OTHERS = (
     (b"PK\x03\x04", "a ZIP archive", "unpack it first"),
     (b"PAR1", "a Parquet file", "export the report with: nsys export --type sqlite"),
@@ -47,13 +47,13 @@ _SUFFIXES = {
 
 
 def read(path: Path, is_comm_names: IsComm | None = None, *, workers: int | None = None) -> list[Trace]:
-    """The GPUs of one file, by the reader that its content calls for. `workers`: threads for a large file."""
+    """Reads the GPUs of one file with the reader for its format. `workers`: threads for a large file."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    # Only the reader that is needed is imported: imports are most of the time that a small trace takes.
+    # Import only the reader that is needed: for a small trace, imports take most of the time.
     kind = _kind(path, head)
     if kind == "nsys":
         from weft.trace import nsys
@@ -77,7 +77,7 @@ def read(path: Path, is_comm_names: IsComm | None = None, *, workers: int | None
 
 
 def _kind(path: Path, head: bytes) -> str:
-    """The name of the module that reads such a file."""
+    """The name of the module that reads this file. Raises InputError for an unsupported format."""
     if head.startswith(b"SQLite format 3\0"):
         return "nsys"
     start = _unpacked(head)
@@ -99,7 +99,7 @@ def _kind(path: Path, head: bytes) -> str:
 
 
 def _unpacked(head: bytes) -> bytes:
-    """The first bytes of a file as they are without gzip."""
+    """The first bytes of a file, unpacked if it is gzip; empty if damaged."""
     if not head.startswith(b"\x1f\x8b"):
         return head
     try:
@@ -109,11 +109,11 @@ def _unpacked(head: bytes) -> bytes:
 
 
 def _is_kernel_table(head: bytes) -> bool:
-    """Whether a file begins with the columns of a kernel trace of rocprofv3."""
+    """Whether a file begins with the columns of a rocprofv3 kernel trace."""
     line = head.split(b"\n", 1)[0].lower()
     return b"kernel_name" in line and b"start_timestamp" in line and b"," in line
 
 
 def _is_protobuf(head: bytes) -> bool:
-    """Field 1 of an XSpace, a nested message. A JSON text that begins with a newline goes on with a brace."""
+    """Whether a file begins with field 1 of an XSpace. Its tag is a newline; in JSON a brace would follow."""
     return head[:1] == b"\x0a" and head[1:].lstrip()[:1] not in (b"{", b"[", b"")

@@ -1,4 +1,4 @@
-"""Why no compute runs during an exposed stretch: what holds the next compute kernel back."""
+"""Why no compute runs during an exposed interval: what holds the next compute kernel back."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from weft.trace.ready import EVENT_NS, launch_latency_ns, queue_full
 from weft.trace.record import UNKNOWN_NS, Trace
 
 MAIN_SHARE = 0.2
-"""A stream with at least this share of the compute time is one that the program computes on."""
+"""A stream with at least this share of the compute time counts as a compute stream."""
 
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """Exposed nanoseconds of each communication span by what held compute back; rows of the same length."""
+    """Exposed nanoseconds of each communication span, by what held compute back."""
 
     by_host_ns: Ns
     """The next compute kernel had not been launched, and the CPU was free to launch it."""
     by_queue_ns: Ns
     """It had not been launched because the queue to the GPU was full."""
     by_collective_ns: Ns
-    """It had been launched, or the CPU waited for the GPU: it needs the result of communication."""
+    """It had been launched, or the CPU waited for the GPU: it needs the result of the collective."""
     by_nothing_ns: Ns
-    """No compute follows, or the trace does not tell what it waited for."""
+    """No compute follows, a copy on its stream held it back, or the trace does not show why it waited."""
 
 
 def same_stream(trace: Trace, found: Collectives) -> npt.NDArray[np.bool_]:
-    """Collectives on a stream that the program computes on: stream order lets nothing overlap with them.
+    """Collectives on a compute stream: stream order lets nothing overlap with them.
 
-    Where the program computes on several streams, the next compute kernel decides. A few small kernels on the
-    stream of a collective, such as copies in and out, do not make it a compute stream.
+    If there are several compute streams, the stream of the next compute kernel decides. A few small kernels
+    on a collective's stream, such as copies in and out, do not make it a compute stream.
     """
     timeline = trace.timeline
     compute = np.flatnonzero(timeline.kind == Kind.COMPUTE)
@@ -54,7 +54,7 @@ def same_stream(trace: Trace, found: Collectives) -> npt.NDArray[np.bool_]:
 
 
 def held(trace: Trace, found: Collectives, owned_from: Ns, entered: Ns) -> Held:
-    """Looks at every exposed stretch after all ranks had entered, and at the compute kernel that ends it."""
+    """Attributes each exposed interval after all ranks have entered, by the compute kernel that ends it."""
     timeline = trace.timeline
     end = timeline.end_ns[found.span]
     low = np.minimum(np.maximum(owned_from, entered), end)
@@ -80,7 +80,7 @@ def held(trace: Trace, found: Collectives, owned_from: Ns, entered: Ns) -> Held:
     by_host = (until - pieces.start) - in_queue - waiting
     rest = pieces.end - until
     needs = known | (exists & (begun - end[owner] <= EVENT_NS))
-    # A copy on the stream of the next kernel holds that kernel up by itself.
+    # A copy on the stream of the next kernel delays that kernel, so the collective is not the reason.
     copying = np.zeros(len(rest), dtype=np.int64)
     for stream in np.unique(timeline.stream[at[exists]]).tolist() if len(compute) else []:
         copies = (timeline.kind == Kind.MEMORY) & (timeline.stream == stream)
@@ -104,7 +104,7 @@ def held(trace: Trace, found: Collectives, owned_from: Ns, entered: Ns) -> Held:
 
 
 def idle(trace: Trace) -> Intervals:
-    """When neither compute nor communication ran, between the first and the last span."""
+    """Intervals between the first and the last span in which neither compute nor communication ran."""
     timeline = trace.timeline
     busy = timeline.covered(Kind.COMPUTE, Kind.COMM)
     if not len(timeline):

@@ -1,4 +1,4 @@
-"""Reads profiler traces (Kineto / Chrome JSON) into Timelines with what the attribution needs."""
+"""Reads profiler traces (Kineto / Chrome JSON)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _KEPT = ("distributedInfo", "deviceProperties", "schemaVersion", "baseTimeNanoseconds", "weft")
 
-# Keys of other JSON files that people have next to a trace: what these are, and what to do.
+# Keys of other JSON files that often lie next to a trace: what these are, and what to do.
 _OTHERS = {
     frozenset({"schema", "nodes"}): (
         "a PyTorch execution trace (Chakra), which has no times of the GPU",
@@ -35,9 +35,9 @@ def read(
     max_bytes: int = MAX_TRACE_BYTES,
     workers: int | None = None,
 ) -> list[Trace]:
-    """The GPUs of one trace file, in device order. Raises InputError if the file holds no usable trace.
+    """Reads the GPUs of one trace file, in device order. Raises InputError if it holds no usable trace.
 
-    `workers`: threads that scan it; None: as many as there are processors.
+    `workers`: threads that scan it; None for one per processor.
     """
     blocks = Blocks(path, max_bytes=max_bytes)
     bulk = BulkScan(workers)

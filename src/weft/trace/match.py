@@ -1,7 +1,7 @@
-"""The same collective on several ranks: which spans belong together, and how the ranks' clocks relate.
+"""Matches the same collective on several ranks, and aligns the ranks' clocks.
 
-Hosts' clocks differ, but the ranks of a collective leave it together. So clocks are laid over each other by
-the ends of matched collectives, and then their starts tell who came last.
+Hosts' clocks differ, but the ranks of a collective leave it together. So clocks are aligned by the ends of
+matched collectives; the starts then show which rank came last.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from weft.timeline import Ns
 from weft.trace.collectives import Collectives
 from weft.trace.record import Trace
 
-# A rank leaves these only when all have entered. A broadcast's root, a sender, may go before the others come.
+# A rank leaves these only when all have entered. A broadcast's root or a sender may leave before that.
 _JOINT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "other")
 
 _MIN_COMMON = 2
-"""Matched collectives that two ranks must share before their clocks are compared."""
+"""Two ranks' clocks are compared only if they share at least this many collectives."""
 
 _SHIFTS = range(-8, 9)
-"""By how many collectives the windows of two ranks' profilers may be off."""
+"""By how many collectives two ranks' profiling windows may be offset."""
 
 _TRUSTED_SPREAD_NS = 200_000
-"""Ends that scatter more than this (median deviation) do not tell the clocks' difference."""
+"""Ends that scatter more than this (median deviation) do not reveal the clock offset."""
 
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """What matching tells one rank about each of its communication spans."""
+    """The result of matching for one rank; one entry per communication span."""
 
     last_entered_ns: Ns
-    """When the last rank entered, on this rank's clock; the span's own start where nothing is known."""
+    """When the last rank entered, on this rank's clock; the span's own start if unmatched."""
     matched: npt.NDArray[np.bool_]
     offset_ns: int
     """This rank's clock minus that of the first rank of its run."""
@@ -44,7 +44,7 @@ class Match:
 
 
 def match(traces: Sequence[Trace], found: Sequence[Collectives]) -> list[Match]:
-    """Matches collectives across the ranks of each run. Traces of one rank only stay unmatched."""
+    """Matches collectives across the ranks of each run. A run with a single rank stays unmatched."""
     out = [_unmatched(t, c) for t, c in zip(traces, found, strict=True)]
     for run in _runs(traces):
         if len(run) > 1:
@@ -59,7 +59,7 @@ def _unmatched(trace: Trace, found: Collectives) -> Match:
 
 
 def _runs(traces: Sequence[Trace]) -> list[list[int]]:
-    """Traces that may belong together: the n-th file of every rank."""
+    """Traces that may belong to the same run: the n-th trace of every rank."""
     seen: Counter[int] = Counter()
     runs: dict[int, list[int]] = defaultdict(list)
     for at, trace in enumerate(traces):
@@ -73,7 +73,7 @@ _Key = tuple[str, str, int]
 
 
 def _keys(trace: Trace, found: Collectives) -> list[_Key | None]:
-    """Communicator and kind, with the number of the call among those; None for what cannot be matched."""
+    """Communicator, kind, and the number of the call among these, per span; None if it cannot be matched."""
     streams: dict[int, int] = {}
     counts: Counter[tuple[str, str]] = Counter()
     keys: list[_Key | None] = []
@@ -153,7 +153,7 @@ def _table(trace: Trace, found: Collectives) -> _Table:
 
 
 def _relate(reference: _Table, other: _Table) -> tuple[int, int, int] | None:
-    """Clock offset, its spread and the shift of the numbering that lays two ranks over each other best.
+    """Clock offset, its spread and the numbering shift that align two ranks best; None if none aligns them.
 
     The true shift makes all ends agree; a wrong one scatters them by the time between two collectives. The
     unshifted numbering wins unless another is clearly better.

@@ -1,4 +1,4 @@
-"""Which module of the model launched a collective, where the trace has calls of modules (with_stack)."""
+"""Which module of the model launched a collective, if the trace records module calls (with_stack)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _Call = tuple[str, int, int, int]
 def module_of(
     spans: npt.NDArray[np.intp], launch_ns: Ns, thread: npt.NDArray[np.int64], calls: Sequence[_Call]
 ) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """For each row of `launch_ns` the innermost module around its launch (-1: none), and the names.
+    """The innermost module around each launch (index into the names; -1 if none), and the names.
 
-    Only `spans` are looked up. Backward passes run on a thread without modules; what they launch has none.
+    Only `spans` are looked up. The backward pass runs on a thread without module calls: -1.
     """
     out = np.full(len(launch_ns), -1, dtype=np.int64)
     names: dict[str, int] = {}
@@ -50,7 +50,7 @@ def module_of(
 
 
 def module_rows(rank: RankAnalysis) -> list[dict[str, Any]]:
-    """Communication of a rank by the module that launched it, the most exposed first; empty where unknown."""
+    """Communication of a rank by the module that launched it, the most exposed first; empty if unknown."""
     found, timeline, why = rank.found, rank.trace.timeline, rank.attribution
     module = rank.trace.module[found.span]
     length = (timeline.end_ns - timeline.start_ns)[found.span]

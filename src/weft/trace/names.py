@@ -1,4 +1,4 @@
-"""Kernel names as people say them."""
+"""Short, readable kernel names."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The compiled scanner: text of the events array in, columns out. All ctypes of the trace readers.
+"""The compiled scanner: text of the events array in, columns out. Holds all ctypes code of the readers.
 
-A call works on text that begins between two events, keeps no state and releases the interpreter lock, so
-several threads can work on parts of one file. It needs no numpy, which loads while the first parts are
-scanned.
+A call takes text that begins between two events, keeps no state and releases the GIL, so several threads can
+scan parts of one file. Scanning does not need numpy, which loads while the first parts are scanned.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ class Scanned:
     names: list[bytes]
     threads: list[bytes]
     later: list[bytes]
-    """Events that need the Python reader: rich ones and odd ones."""
+    """Events left to the Python reader: those with many arguments and unusual ones."""
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled scanner; None where it is not built, and the Python reader does all the work."""
+    """The compiled scanner; None if it is not built, and the Python reader does all the work."""
     try:
         found = ctypes.CDLL(str(Path(__file__).parent / _LIBRARY))
     except OSError as error:
@@ -74,14 +73,14 @@ class ScannedPart:
     def __init__(self, core: ctypes.CDLL, state: int, text: bytes, consumed: int) -> None:
         self._core, self._state = core, state
         self.consumed = consumed
-        """The place in the text up to which it was read: whole events only."""
+        """Offset up to which the text was read; only whole events are consumed."""
         self.status: int = core.weft_scan_status(state)
-        """FED: to the end or to an event that the text ends in. CLOSED: to the array's end. MALFORMED."""
+        """FED: the text was read up to its last whole event. CLOSED: up to the array's end. MALFORMED."""
         later, count = _pointer(core, state, _LATER)
         self.later = [text[later[2 * i] : later[2 * i + 1]] for i in range(count)]
 
     def columns(self) -> Scanned:
-        """The columns; what was found can be taken once."""
+        """The columns. Can be called only once: it frees the scanner's memory."""
         core, state = self._core, self._state
         gpu, launches, blocking, waits = (_rows(core, state, which) for which in range(_LATER))
         found = Scanned(

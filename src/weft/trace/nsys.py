@@ -19,22 +19,22 @@ from weft.trace.events import KERNEL, MEMCPY, MEMSET
 from weft.trace.record import Trace
 
 MAX_S = 600
-"""A view in a hostile database may never end."""
+"""Time limit for reading: a query on a view of a hostile database may never end."""
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
-"""CUPTI's numbers of copy kinds."""
+"""CUPTI's codes of copy kinds."""
 
 _STEP = re.compile(r"(?:profilerstep|step|iteration|iter)\W*(\d+)\W*", re.IGNORECASE)
 _CALL = re.compile(r"(nccl:\w+)")
-"""PyTorch's range around the call of a collective. NCCL's kernels for sends also run all-to-all."""
+"""PyTorch's range around the call of a collective; needed because NCCL's send kernels also run all-to-all."""
 
 _PID_SHIFT = 24
-"""Nsight's global ids: the process is above these bits, the thread below."""
+"""In Nsight's global ids, the process is above this many bits, the thread below."""
 
 
 def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
-    """The GPUs of one export, by process and device. Raises InputError if it holds no usable trace."""
+    """Reads the GPUs of one export, by process and device. Raises InputError if it holds no usable trace."""
     try:
         with contextlib.closing(sqlite3.connect(f"file:{_quoted(path)}?mode=ro", uri=True)) as base:
             base.text_factory = lambda raw: raw.decode("utf-8", "replace")
@@ -84,7 +84,7 @@ def _read(path: Path, base: sqlite3.Connection, is_comm_names: IsComm) -> list[T
 
 
 def _rows(base: sqlite3.Connection, name: str, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
-    """Rows of a table; None for columns that this version of the export does not have."""
+    """Rows of a table; None for columns that this version of the export lacks."""
     have = {str(row[1]) for row in base.execute(f'pragma table_info("{name}")')}
     wanted = ", ".join(f'"{column}"' if column in have else "null" for column in columns)
     yield from base.execute(f'select {wanted} from "{name}"')
@@ -168,7 +168,7 @@ def _calls(
 
 
 def _devices(base: sqlite3.Connection, tables: set[str]) -> list[dict[str, Any]]:
-    """The GPUs by CUDA's numbers, with Kineto's names of their properties."""
+    """Properties of the GPUs under Kineto's names, with CUDA's device numbers as ids."""
     if "TARGET_INFO_GPU" not in tables:
         return []
     columns = ("id", "name", "smCount", "computeMajor", "computeMinor", "threadsPerWarp")

@@ -1,10 +1,9 @@
 """Reads many trace files at once.
 
-The compiled scanner does not hold the interpreter lock, so threads are enough; without it, helpers are
-processes of their own.
+The compiled scanner releases the GIL, so threads are enough; without it, helper processes read the files.
 
-A helper takes paths on its standard input, each ended by a zero byte, and answers with pickled results.
-Unlike `multiprocessing` this neither forks a threaded program nor runs its main module again.
+A helper takes zero-terminated paths on its standard input and answers with pickled results. Unlike
+`multiprocessing` this neither forks a threaded program nor runs its main module again.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from weft.trace.record import Trace
 
 WORTH_BYTES = 4 << 20
-"""Below this much to read, starting helpers costs more than they save."""
+"""With fewer bytes to read than this, starting helpers costs more than they save."""
 
 MAX_HELPERS = 15
 
@@ -41,7 +40,7 @@ Progress = Callable[[str, int, int], None]
 
 @contextlib.contextmanager
 def helpers_for(files: list[Path], comm: str | None) -> Iterator[list[Helper]]:
-    """Starts as many helpers as the work is worth. They load while the caller loads what it needs itself."""
+    """Starts as many helpers as the work justifies. They load while the caller loads its own modules."""
     helpers = [Helper(comm) for _ in range(_helper_count(files))]
     try:
         yield helpers
@@ -57,7 +56,7 @@ def read_files(
     progress: Progress | None,
     names: Mapping[Path, str],
 ) -> list[_Outcome]:
-    """Reads each file and tells `progress` of each. `names`: of files that the user gave by another name."""
+    """Reads each file and reports it to `progress`. `names`: the user's names of files with another path."""
     read: list[Path] = []
 
     def done(file: Path) -> None:
@@ -75,9 +74,9 @@ def read_files(
 def read_all(
     files: list[Path], comm: str | None, helpers: list[Helper], done: Done | None = None
 ) -> list[_Outcome]:
-    """Reads each file, here and in the helpers; what went wrong with one stands in its place.
+    """Reads each file, here and in the helpers. A file that fails has its error as outcome.
 
-    `done` is called for each file read.
+    `done` is called after each file.
     """
     outcomes: list[_Outcome] = [InputError(f"{file}: was not read") for file in files]
     left = iter(range(len(files)))
@@ -130,7 +129,7 @@ def _reader(comm: str | None, workers: int = 1) -> Callable[[Path], _Outcome]:
 
 
 class Helper:
-    """One process that reads files for this one."""
+    """A process that reads files for this one."""
 
     def __init__(self, comm: str | None) -> None:
         import subprocess
@@ -168,7 +167,7 @@ class Helper:
 
 
 def _renamed(outcome: _Outcome, path: Path, name: str) -> _Outcome:
-    """With the name that the user gave: a helper got the absolute path, and `-` is a temporary file."""
+    """The outcome under the user's name: a helper gets the absolute path, and `-` is a temporary file."""
     if isinstance(outcome, WeftError):
         return type(outcome)(str(outcome).replace(str(path.absolute()), name))
     return [replace(trace, path=name) for trace in outcome]
@@ -185,7 +184,7 @@ def _requests(stream: BinaryIO) -> Iterator[Path]:
 
 
 def serve() -> None:
-    """The main loop of a helper: reads each requested file, until standard input is closed."""
+    """The main loop of a helper: reads each requested file until standard input is closed."""
     import pickle
 
     read = _reader(sys.argv[1] if len(sys.argv) > 1 else None)

@@ -11,16 +11,16 @@ from weft.timeline import Kind, Ns, Timeline
 from weft.trace.covered import Measure
 
 BESIDE = 0.5
-"""A kernel overlaps with a collective if at least this share of it does; it is alone if none of it does."""
+"""A kernel counts as overlapping if at least this share of it does, and as alone if none of it does."""
 
 MIN_SPANS = 2
 """A median needs at least this many spans on each side."""
 
 MIXED = 1.5
-"""Spans of one kernel that differ more than this, the 90th percentile over the 10th, do different work."""
+"""Spans of one kernel that vary more than this (90th over 10th percentile) do different work, ..."""
 
 JITTER_NS = 5_000
-"""Spans that differ less than this do not: the shortest kernels vary by as much."""
+"""... unless the percentiles differ by less than this: the shortest kernels vary by as much anyway."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class KernelPrice:
 
     @property
     def lost_ns(self) -> int:
-        """What all overlapping spans took longer than alone; 0 where they were no slower.
+        """Extra time of all overlapping spans over running alone; 0 if they were not slower.
 
         This is the one definition of the price: sums over kernels add these, so a total is never less than
         one of its rows.
@@ -50,8 +50,8 @@ class KernelPrice:
 def price_of_overlap(timeline: Timeline, sms: int | None = None) -> list[KernelPrice]:
     """Kernels that ran both concurrently with a collective and alone, the costliest first.
 
-    Only kernels whose name and shape tell their work: a persistent GEMM has one block per SM, of `sms`, for
-    matrices of any size.
+    Leaves out kernels whose name and shape do not determine their work: a persistent GEMM has at most `sms`
+    blocks, one per SM, for matrices of any size.
     """
     at = np.flatnonzero((timeline.kind == Kind.COMPUTE) & (timeline.end_ns > timeline.start_ns))
     if sms is not None:

@@ -1,4 +1,4 @@
-"""The wire format of protocol buffers, as much as reading needs: fields of a message, without a schema."""
+"""Reads the wire format of protocol buffers: the fields of a message, without a schema."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at a place, and the place after it."""
+    """The number at an offset, and the offset after it."""
     result = shift = 0
     while at < len(data) and shift < 70:
         byte = data[at]
@@ -23,7 +23,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(data: bytes, low: int = 0, high: int | None = None) -> Iterator[tuple[int, int | tuple[int, int]]]:
-    """Number and value of each field in [low, high): a number, or where the bytes of a nested one lie."""
+    """Number and value of each field in [low, high): an integer, or the byte range of a nested value."""
     at, end = low, len(data) if high is None else high
     while at < end:
         key, at = read_varint(data, at)
@@ -48,5 +48,5 @@ def fields(data: bytes, low: int = 0, high: int | None = None) -> Iterator[tuple
 
 
 def signed(value: int) -> int:
-    """A 64-bit number as a signed one."""
+    """Reinterprets an unsigned 64-bit number as signed."""
     return value - (1 << 64) if value >> 63 else value

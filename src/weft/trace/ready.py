@@ -1,4 +1,4 @@
-"""When each collective could have started: its launch, what it waits for, and what held the launch up."""
+"""When each collective could have started: its launch, what it waits for, and what delayed the launch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ MAX_LATENCY_NS = 20_000
 """A longer delay between a launch and a start is not launch latency."""
 
 EVENT_NS = 10_000
-"""A start within this of the end of other work may have waited for it: events and the front end take time."""
+"""A span that starts within this time after other work may have waited for it: events take time."""
 
 BLOCKED_NS = 5_000
-"""A launching call shorter than this did not wait for room in the queue."""
+"""A launching call shorter than this did not wait for room in the queue, ..."""
 
 BLOCKED_FACTOR = 3
-"""Nor did one that took less than this many times the fastest calls."""
+"""... nor did one that took less than this many times as long as the fastest calls."""
 
 FULL_SHARE = 0.9
-"""The queue is full when it holds at least this share of the most that it ever held."""
+"""The queue counts as full when it holds at least this share of its maximum length."""
 
 MIN_DEPTH = 8
-"""A queue that never held more than this was never full."""
+"""A queue that never held at least this many launches was never full."""
 
 
 @lru_cache(maxsize=2)
@@ -43,25 +43,25 @@ def launch_latency_ns(trace: Trace) -> int:
 def ready_times(trace: Trace, found: Collectives, start: Ns) -> tuple[Ns, Ns, Ns]:
     """When each span could have started by launch and data, by data alone, and when its data was ready.
 
-    A start that the trace does not explain counts as ready: nothing is blamed without evidence. The third is
-    UNKNOWN_NS where the trace does not tell what the collective depends on.
+    If the trace does not explain a start, the span counts as ready only then: nothing is blamed without
+    evidence. The third is UNKNOWN_NS if the trace does not show what the collective depends on.
     """
     launch = trace.launch_ns[found.span]
     dependency = _dependency_end(trace, found)
     known = (launch != UNKNOWN_NS) & (launch <= start) & (dependency <= start) & ~_shared_launch(trace, found)
     latency = np.minimum(launch_latency_ns(trace), np.where(known, start - launch, 0))
     ready = np.where(known, np.maximum(launch + latency, dependency), start)
-    # Without a dependency to go by, nothing says that an earlier launch would have been possible.
+    # Without a known dependency, there is no evidence that an earlier launch was possible.
     by_data = np.where(known & (dependency != UNKNOWN_NS), dependency, ready)
     return ready, np.minimum(by_data, ready), np.where(dependency <= start, dependency, UNKNOWN_NS)
 
 
-@lru_cache(maxsize=2)  # several steps of the analysis of one rank ask
+@lru_cache(maxsize=2)  # called by several parts of the analysis of one rank
 def queue_full(trace: Trace) -> Intervals:
     """When the CPU could not launch because the queue to the GPU was full.
 
-    Such a call takes longer than the fastest ones, and when it returns the queue holds as much as it ever
-    does. A call that is slow for another reason (loading a module, a busy CPU) finds the queue drained.
+    A blocked call takes longer than the fastest ones, and returns when the queue is near its maximum length.
+    During a call that is slow for another reason (loading a module, a busy CPU) the queue drains.
     """
     known = np.flatnonzero((trace.launch_ns != UNKNOWN_NS) & (trace.launch_end_ns > trace.launch_ns))
     order = known[np.argsort(trace.launch_ns[known], kind="stable")]
@@ -78,7 +78,7 @@ def queue_full(trace: Trace) -> Intervals:
 
 
 def _shared_launch(trace: Trace, found: Collectives) -> npt.NDArray[np.bool_]:
-    """Spans launched together with others, as by a CUDA graph: their order inside is not known."""
+    """Spans launched together with others, as by a CUDA graph, in which the launch order is unknown."""
     values, inverse, counts = np.unique(trace.correlation, return_inverse=True, return_counts=True)
     shared = (counts > 1) & (values >= 0)
     out: npt.NDArray[np.bool_] = shared[inverse.reshape(-1)][found.span]
@@ -86,7 +86,7 @@ def _shared_launch(trace: Trace, found: Collectives) -> npt.NDArray[np.bool_]:
 
 
 def dependency_spans(trace: Trace, found: Collectives) -> npt.NDArray[np.int64]:
-    """The last other span that the thread of each collective launched before it; -1 where there is none."""
+    """The last span other than communication that each collective's thread launched before it; -1 if none."""
     timeline = trace.timeline
     order = np.lexsort((timeline.start_ns, trace.launch_ns, trace.thread))
     launched = trace.launch_ns[order] != UNKNOWN_NS
@@ -103,10 +103,10 @@ def dependency_spans(trace: Trace, found: Collectives) -> npt.NDArray[np.int64]:
 
 
 def _dependency_end(trace: Trace, found: Collectives) -> Ns:
-    """The end of what a collective had to wait for; UNKNOWN_NS where nothing can be said.
+    """End of the work that each collective had to wait for; UNKNOWN_NS if unknown.
 
-    A recorded event wait names it. Otherwise it is the last other work that the same CPU thread launched
-    before: a process group makes its stream wait for the caller's stream.
+    A recorded event wait identifies that work. Otherwise it is the last other work that the same CPU thread
+    launched before, because a process group makes its stream wait for the caller's stream.
     """
     of_comm = dependency_spans(trace, found)
     out = np.where(of_comm >= 0, trace.timeline.end_ns[of_comm], UNKNOWN_NS)
@@ -114,9 +114,9 @@ def _dependency_end(trace: Trace, found: Collectives) -> Ns:
 
 
 def _recorded_waits(trace: Trace, found: Collectives, guess: Ns) -> Ns:
-    """Replaces the guess where the trace recorded which event the stream waited for.
+    """Replaces the guess if the trace recorded which event the stream waited for.
 
-    Correlation ids grow with each call, so the work before an event's record has smaller ones.
+    Correlation ids grow with each call, so work issued before the event was recorded has smaller ids.
     """
     timeline = trace.timeline
     waits = trace.waits[np.argsort(trace.waits[:, 0], kind="stable")]

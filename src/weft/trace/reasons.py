@@ -71,6 +71,6 @@ REASON_TABLE = (
         "no compute is left to overlap with the collectives",
     ),
 )
-"""In the order of `weft.trace.attribute.REASONS`."""
+"""All reasons, in the order of `weft.trace.attribute.REASONS`."""
 
 BY_KEY = {reason.key: reason for reason in REASON_TABLE}

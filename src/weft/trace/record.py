@@ -1,4 +1,4 @@
-"""Trace: what every reader yields for one GPU, whatever the format of the file."""
+"""Trace: what every reader returns for one GPU, whatever the file format."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from weft.timeline import Intervals, Ns, Timeline
 from weft.trace.schema import Message
 
 UNKNOWN_NS = -1 << 62
-"""A launch time that the trace does not have."""
+"""Stands for a time that the trace does not contain."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A marked step of the program. Times in nanoseconds of the trace's clock, on the CPU."""
+    """A marked step of the program: CPU times, in nanoseconds of the trace's clock."""
 
     name: str
     start_ns: int
@@ -32,17 +32,17 @@ class Trace:
     rank: int | None
     world_size: int | None
     one_group: bool
-    """Whether the job has one process group only, so that its size is the world's."""
+    """Whether the job has only one process group, so that its size is the world size."""
     device: int
     device_name: str
     properties: dict[str, Any]
     timeline: Timeline
     launch_ns: Ns
-    """When the CPU call that launched a span began; UNKNOWN_NS where the trace does not say."""
+    """When the CPU call that launched a span began; UNKNOWN_NS if the trace does not say."""
     launch_end_ns: Ns
-    """When that call returned; UNKNOWN_NS where the trace does not say."""
+    """When that call returned; UNKNOWN_NS if the trace does not say."""
     thread: npt.NDArray[np.int64]
-    """Which CPU thread launched it, -1 where unknown."""
+    """Which CPU thread launched it; -1 if unknown."""
     correlation: npt.NDArray[np.int64]
     sequence: npt.NDArray[np.int64]
     message: npt.NDArray[np.int64]
@@ -50,7 +50,7 @@ class Trace:
     messages: tuple[Message, ...]
     steps: tuple[Step, ...]
     blocking: Intervals
-    """When some CPU thread waited for the GPU."""
+    """When a CPU thread waited for the GPU."""
     waits: npt.NDArray[np.int64]
     """Recorded event waits, rows of (time, stream, correlation of the record, recorded stream)."""
     events: int
@@ -58,8 +58,8 @@ class Trace:
     """Index into `modules` of the innermost module that launched each communication span; -1 elsewhere."""
     modules: tuple[str, ...]
     cycle: int | None = None
-    """Which of several traces of this rank, one after the other, this is; None where there is one."""
+    """Number of this trace among successive traces of the same GPU; None if there is only one."""
     partial: bool = False
     host_slowed: float = 1.0
-    """How many times as long the CPU took because it was traced."""
+    """Slowdown factor of the CPU under the profiler."""
     warnings: tuple[str, ...] = field(default=())

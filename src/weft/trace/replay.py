@@ -1,8 +1,8 @@
-"""What a control would change for one collective that waited behind compute, by the simulator's model.
+"""Simulates what a control would change for one collective that waited behind compute.
 
-The moment is rebuilt as launches of `weft.sim`: the kernel that held the SMs, with its blocks and what each
-takes of an SM, and the collective, which becomes ready when it did in the trace. The simulator then places
-the blocks, without and with the control.
+The wait is rebuilt as launches of `weft.sim`: the kernel that held the SMs, with its blocks and their
+resources, and the collective, which becomes ready when it did in the trace. The simulator then places the
+blocks, without and with the control.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from weft.trace.blockers import Wait
 _log = logging.getLogger("weft.trace")
 
 RATE = 1e9
-"""Work per second of a block. Blocks do not slow each other here: the trace's durations include that."""
+"""Work per second of a block. Contention between blocks is not modelled: the trace's durations include it."""
 
 _MAX_WAVES = 32
-"""Longer grids are simulated with fewer, longer blocks: what counts is how often an SM becomes free."""
+"""Larger grids are simulated with fewer, longer blocks: what matters is how often an SM becomes free."""
 
 TILE_NS = 30_000
-"""How long a persistent kernel takes for one of its tiles: 128x256 with a depth of 8192 on an H200."""
+"""Time of a persistent kernel for one tile: 128x256 with a depth of 8192 on an H200."""
 
 TICK_NS = 1_000
-"""Moments that differ by less than this are simulated once."""
+"""Times are rounded to this, so that similar waits are simulated only once."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Saving:
     """What a control changes for one wait."""
 
     share: float
-    """Part of the wait that is gone: 1 if the collective starts as soon as it is ready."""
+    """Share of the wait that is saved: 1 if the collective starts as soon as it is ready."""
     compute_later_ns: float
     """How much later the kernel ends."""
 
 
 def saving(wait: Wait, policy: Policy, profile_name: str) -> Saving:
-    """Simulates one wait without and with a policy; nothing saved where the kernels cannot be placed."""
+    """Simulates one wait without and with a policy; saves nothing if the kernels cannot be placed."""
     rounded = replace(
         wait,
         ready_ns=round(wait.ready_ns / TICK_NS) * TICK_NS,
@@ -67,7 +67,7 @@ def saving(wait: Wait, policy: Policy, profile_name: str) -> Saving:
 
 @lru_cache(maxsize=4096)
 def _outcome(wait: Wait, policy: Policy, profile_name: str) -> tuple[float, float]:
-    """When the collective starts and when the kernel ends, in seconds from when both could be launched."""
+    """When the collective starts and when the kernel ends, in seconds of simulated time."""
     profile = named_profile(profile_name)
     gpu, kernel = profile.spec, wait.kernel
     shared = kernel.shared_bytes
@@ -75,7 +75,7 @@ def _outcome(wait: Wait, policy: Policy, profile_name: str) -> tuple[float, floa
         shared = shared_bytes_for(gpu, kernel.threads, kernel.registers, shared, policy.residency) or shared
     place = footprint(gpu, kernel.name, kernel.threads, kernel.registers, shared)
     launches: list[Launch] = []
-    # Both wait for the same event where they became ready together; the compute stream is the quicker one.
+    # If both become ready together they wait for the same event, and the compute stream reacts first.
     hold = head_start_s(policy)
     if hold:
         launches.append(Launch(name="head start", kind=LaunchKind.DELAY, seconds=hold, stream=0))
@@ -102,10 +102,10 @@ def _outcome(wait: Wait, policy: Policy, profile_name: str) -> tuple[float, floa
 
 
 def _compute(wait: Wait, profile: Profile, place: Footprint) -> Launch:
-    """The kernel that held the SMs, as fast as it was in the trace when it has the GPU to itself.
+    """The kernel that held the SMs; with the GPU to itself it takes as long as in the trace.
 
-    All blocks resident at once: persistent, the resident blocks share out the work. Otherwise a grid, whose
-    blocks get an equal part of their SM; half of those that fit already keep it busy.
+    If all its blocks are resident at once it counts as persistent: they share the work. Otherwise
+    it is a grid whose blocks share their SM equally; half of the blocks that fit already keep it busy.
     """
     gpu, kernel = profile.spec, wait.kernel
     fits = max(blocks_per_sm(gpu, kernel.threads, kernel.registers, kernel.shared_bytes), 1)

@@ -1,4 +1,4 @@
-"""Reads tables of `rocprofv3 --kernel-trace --output-format csv`, `*_kernel_trace.csv` and others."""
+"""Reads `*_kernel_trace.csv` and related tables of `rocprofv3 --kernel-trace --output-format csv`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"(\d{1,18})\s*$")
 
 
 def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
-    """The GPUs of one process. Raises InputError if the file holds no usable trace."""
+    """Reads the GPUs of one process. Raises InputError if the file holds no usable trace."""
     columns = Columns()
     for row in _rows(path):
         if any(key not in row for key in NEEDED):
@@ -59,7 +59,7 @@ def _copies(path: Path, columns: Columns) -> None:
 
 
 def _rows(path: Path, kind: str = "") -> Iterator[dict[str, str]]:
-    """Rows of the kernel trace, or of another file of the same process; keys in lower case."""
+    """Rows of the kernel trace, or of another table of the same process; keys in lower case."""
     if kind:
         if not path.name.endswith(SUFFIX):
             return
@@ -88,6 +88,6 @@ def _first(row: dict[str, str], *keys: str) -> int | None:
 
 
 def _agent(text: str | None) -> int:
-    """`Agent 4`, or a number."""
+    """The number in `Agent 4` or `4`; 0 if there is none."""
     found = _NUMBER.search(text or "")
     return int(found[1]) if found else 0

@@ -1,4 +1,4 @@
-"""Reads results of `rocprofv3 --output-format json`, `*_results.json`, plain or packed."""
+"""Reads `*_results.json` files of `rocprofv3 --output-format json`, plain or compressed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from weft.trace.record import Trace
 from weft.trace.scan import DECODE_ERRORS
 
 _MAX_BYTES = 1 << 30
-"""The text is decoded whole; a larger one is refused."""
+"""A larger file is refused, because the text is decoded whole."""
 
 _GPU = 2
-"""rocprofiler-sdk's number of the agent type."""
+"""rocprofiler-sdk's code of the GPU agent type."""
 
 _DIRECTIONS = {1: "HtoH", 2: "HtoD", 3: "DtoH", 4: "DtoD"}
-"""Its numbers of memory copies."""
+"""rocprofiler-sdk's codes of copy directions."""
 
 
 class _Handle(msgspec.Struct, frozen=True):
@@ -109,7 +109,7 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
-    """The GPUs of each process. Raises InputError if the file holds no usable trace."""
+    """Reads the GPUs of each process. Raises InputError if the file holds no usable trace."""
     blocks = Blocks(path, max_bytes=_MAX_BYTES)
     try:
         document = msgspec.json.decode(b"".join(blocks), type=_Document)
@@ -164,7 +164,7 @@ def _columns(process: _Process) -> Columns:
 
 
 def _properties(process: _Process) -> Iterator[dict[str, Any]]:
-    """The GPUs, with Kineto's names of their properties."""
+    """Properties of the GPUs under Kineto's names."""
     for agent in process.agents:
         if agent.type == _GPU:
             yield {

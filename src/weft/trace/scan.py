@@ -1,8 +1,8 @@
 """Cuts a stream of trace JSON into pieces that a decoder can take whole, in bounded memory.
 
 The events array is cut at places that look like the end of one event and the start of the next. The decoder
-is the judge: from the true start of an event, text up to a wrong cut (in a string or a nested array) leaves
-a string or a bracket open and cannot decode. Then an exact, slower scan finds the cut.
+detects a wrong cut (in a string or a nested array): text from the true start of an event up to it leaves a
+string or a bracket open and cannot be decoded. Then an exact, slower scan finds the cut.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import msgspec
 from weft.errors import InputError
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding malformed, badly encoded or too deeply nested JSON raises."""
+"""Exceptions from decoding malformed, badly encoded or too deeply nested JSON."""
 
 CHUNK_BYTES = 1 << 20
-"""How much of the events array is decoded at a time."""
+"""Bytes of the events array decoded at a time."""
 
 MAX_EVENT_BYTES = 64 << 20
 """A single event or metadata value larger than this is refused."""
@@ -52,13 +52,13 @@ class Bulk(Protocol):
 
 
 class Scanner:
-    """Walks the top level of one trace. Feeds whole events to `take`, and metadata values to `keep`."""
+    """Walks the top level of one trace. Passes whole events to `take`, and metadata values to `keep`."""
 
     def __init__(self, source: Source, name: str) -> None:
         self._blocks = iter(source)
         self._source = source
         self._name = name
-        # One byte is always before the text at hand, so that a bracket can be lent there.
+        # A spare byte always precedes the unread text, so that `_give` can put a bracket there.
         self._buffer = bytearray(b" ")
         self._at = 1
         self._ended = False
@@ -69,9 +69,9 @@ class Scanner:
     def run(
         self, take: Take, salvage: Take, keep: Callable[[str, bytes], None], bulk: Bulk | None = None
     ) -> None:
-        """Reads to the end. `salvage` gets the events that `take` refused although they were cut exactly.
+        """Reads to the end. `salvage` gets the events that `take` rejected although they were cut exactly.
 
-        `bulk` takes the events array first and leaves the rest of it, if any, to the others.
+        `bulk`, if given, takes the events array first; `take` and `salvage` get what it leaves.
         """
         self._bulk = bulk
         first = self._peek()
@@ -116,7 +116,7 @@ class Scanner:
             keep(name, value)
 
     def _array(self, take: Take, salvage: Take) -> bool:
-        """Feeds the events of an array whose bracket was just read. Returns whether its end was seen."""
+        """Passes on the events of an array whose bracket was just read. Returns whether its end was found."""
         self.found_events = True
         if self._bulk is not None and self._in_bulk(self._bulk):
             return True
@@ -154,7 +154,7 @@ class Scanner:
         return closed
 
     def _give(self, take: Take, cut: int) -> bool:
-        """Gives the events up to the cut to `take`, as an array in place: what stands around them is lent."""
+        """Passes the events up to the cut to `take` as an array: brackets replace the bytes around them."""
         if cut == len(self._buffer):
             self._buffer = self._buffer + b" "
         buffer, low = self._buffer, self._at - 1
@@ -177,7 +177,7 @@ class Scanner:
         return last
 
     def _take_last(self, take: Take) -> bool:
-        """Takes the rest of the array if it closes with one of the last brackets of the file."""
+        """Takes the rest of the array if one of the last brackets of the file closes it."""
         low = max(self._at, len(self._buffer) - _TAIL_BYTES)
         for found in list(_CLOSING.finditer(self._buffer, low))[: -_CLOSING_TRIES - 1 : -1]:
             if self._give(take, found.start() + 1):
@@ -199,15 +199,15 @@ class Scanner:
                 if depth == 0:
                     cut = token.end()
             elif mark == b'"':
-                break  # a string that does not end in this buffer
+                break  # the string does not end in this buffer
         return cut, False
 
     def _scalars_end(self, low: int, high: int) -> int:
-        """Stray numbers or strings before the closing bracket belong to the array too."""
+        """Extends the cut over stray numbers or strings before the closing bracket."""
         return high if self._buffer[low:high].strip(b" \t\r\n,") else low
 
     def _peek(self) -> bytes:
-        """The next byte that is not white space or a comma, or nothing at the end."""
+        """The next byte that is not white space or a comma; empty at the end of the file."""
         while True:
             found = _SPACE.match(self._buffer, self._at)
             self._at = found.end() if found else self._at
@@ -217,7 +217,7 @@ class Scanner:
                 return b""
 
     def _value(self) -> bytes | None:
-        """The text of the JSON value at hand, or None if the file ends in it."""
+        """The text of the next JSON value; None if the file ends within it."""
         self._peek()
         wanted = 1 << 12
         while True:
@@ -251,7 +251,7 @@ class Scanner:
         return None
 
     def _grow(self) -> None:
-        """The buffer holds no whole event: take twice as much, up to the limit of one event."""
+        """Doubles the unread text if it holds no whole event, up to the size limit of one event."""
         held = len(self._buffer) - self._at
         if held > MAX_EVENT_BYTES:
             raise InputError(
@@ -260,7 +260,7 @@ class Scanner:
         self._fill(2 * max(held, CHUNK_BYTES))
 
     def _fill(self, wanted: int) -> bool:
-        """Holds at least `wanted` unread bytes, if the file has them."""
+        """Fills the buffer to at least `wanted` unread bytes. False if the file has fewer."""
         held = len(self._buffer) - self._at
         if held >= wanted:
             return True
@@ -280,7 +280,7 @@ class Scanner:
 
 
 def split_chunks(text: bytes) -> Iterator[bytes]:
-    """The single objects of comma separated JSON text that was cut exactly."""
+    """The objects in comma-separated JSON text that was cut exactly."""
     depth = start = 0
     for token in _TOKEN.finditer(text):
         mark = token.group()

@@ -1,4 +1,4 @@
-"""What of an event is decoded: typed structs, lenient where types are odd, and the repair of bad text."""
+"""The decoded parts of an event: typed structs, lenient decoding of odd types, and repair of bad text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_ARGS = msgspec.Raw(b"{}")
 
 
 class Event(msgspec.Struct, gc=False):
-    """Complete events (`"ph": "X"`) are those with a duration, so the phase itself is not needed."""
+    """An event. Complete events (`"ph": "X"`) are those with a duration, so the phase is not decoded."""
 
     cat: str | None = None
     name: msgspec.Raw = _EMPTY
@@ -27,7 +27,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class Args(msgspec.Struct, gc=False):
-    """What the arguments of a GPU event can tell. -1 and "" stand for unknown."""
+    """Arguments of a GPU event. -1 and "" stand for unknown."""
 
     device: int = -1
     stream: int = -1
@@ -49,7 +49,7 @@ class Args(msgspec.Struct, gc=False):
 
 
 class HostArgs(msgspec.Struct, gc=False):
-    """What the arguments of a CPU event can tell."""
+    """Arguments of a CPU event. -1 and None stand for unknown."""
 
     correlation: int = -1
     external: int = msgspec.field(default=-1, name="External id")
@@ -64,7 +64,7 @@ class HostArgs(msgspec.Struct, gc=False):
 
 
 class Message(NamedTuple):
-    """What a collective says about itself. Elements are counts; -1 and "" stand for unknown."""
+    """A collective's metadata in the trace. Elements are counts; -1 and "" stand for unknown."""
 
     collective: str = ""
     in_elements: int = -1
@@ -99,7 +99,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class Batch(Generic[_T]):
-    """Decodes many argument objects at once; where one has odd types, each alone and leniently."""
+    """Decodes many argument objects at once; if one has odd types, each alone and leniently."""
 
     def __init__(self, kind: type[_T]) -> None:
         self._kind = kind
@@ -127,7 +127,7 @@ class Batch(Generic[_T]):
 
 
 def _coerced(value: Any, kind: Any, default: Any) -> Any:
-    """A value of the wanted type if there is any sense in it, else the default."""
+    """The value converted to the wanted type; the default if that is impossible."""
     if kind is int:
         return integer(value, default)
     if kind is str:
@@ -147,7 +147,7 @@ def integer(value: Any, default: int = -1) -> int:
 
 
 def text_field(raw: bytes) -> str:
-    """The string that a JSON text stands for; the text itself where it is no string."""
+    """The string that a JSON text encodes; the text itself if it is not a JSON string."""
     readable = raw.decode("utf-8", "replace")
     try:
         value = msgspec.json.decode(readable)
@@ -157,7 +157,7 @@ def text_field(raw: bytes) -> str:
 
 
 def message_from_shapes(args: HostArgs) -> Message:
-    """Sizes of a collective from the recorded shapes of its input, as older traces have them."""
+    """Sizes of a collective from the recorded shapes of its input, for older traces."""
     try:
         elements = 0
         for dims in args.dims:
@@ -171,7 +171,7 @@ def message_from_shapes(args: HostArgs) -> Message:
     return Message(in_elements=elements, dtype=dtype) if 0 < elements < 1 << 62 else Message()
 
 
-# Profilers write `inf` for a bandwidth over no time. Only where a value stands, and cheap to look for.
+# Profilers write `inf` for a bandwidth over zero time. Matches only where a value stands, and is fast.
 BARE_VALUE = re.compile(rb"(:\s*)[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", re.IGNORECASE)
 
 _BARE = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")|[-+]?\b(?:nan|inf|infinity)\b', re.IGNORECASE | re.DOTALL)
@@ -180,7 +180,7 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
 def cleaned(raw: bytes) -> bytes:
-    """Repairs what profilers are known to write wrongly: bare NaN and inf, bad UTF-8, stray escapes."""
+    """Repairs known errors of profilers: bare NaN and inf, bad UTF-8, control characters, stray escapes."""
     raw = raw.decode("utf-8", "replace").encode()
     raw = _CONTROL.sub(b" ", raw)
     raw = _BAD_ESCAPE.sub(lambda m: m.group() if m.group(1) else rb"\\", raw)

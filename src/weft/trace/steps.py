@@ -1,4 +1,4 @@
-"""Figures per step of the program, where the trace marks steps (`ProfilerStep#N`)."""
+"""Figures per step of the program, if the trace marks steps (`ProfilerStep#N`)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class StepFigures:
 def step_figures(trace: Trace) -> tuple[StepFigures, ...]:
     """Cuts the timeline at the first span that each step launched.
 
-    Steps share the timeline out without gap or overlap, so their figures add up to those of all steps; the
-    last one is kept, up to the last span. Steps without any GPU work are left out.
+    Steps divide the timeline without gaps or overlap, so their figures add up to those of all steps. The last
+    step lasts until the last span ends. Steps without GPU work are left out.
     """
     steps = _outermost(trace.steps)
     begun = sorted(
@@ -47,7 +47,7 @@ def step_figures(trace: Trace) -> tuple[StepFigures, ...]:
 
 
 def _outermost(steps: tuple[Step, ...]) -> list[Step]:
-    """Steps in order of time, one per name: several threads may repeat the mark."""
+    """Steps in order of time, one per name: several threads may mark the same step."""
     seen: dict[str, Step] = {}
     for step in sorted(steps, key=lambda s: (s.start_ns, -s.end_ns)):
         seen.setdefault(step.name, step)
@@ -55,7 +55,8 @@ def _outermost(steps: tuple[Step, ...]) -> list[Step]:
 
 
 def _first_spans(trace: Trace, steps: list[Step]) -> list[int | None]:
-    """The start of the first span launched in each step; by its own start where no launch is known."""
+    """Start of the first span launched in each step; None if there is none. A span without launch time counts
+    by its own start."""
     start = trace.timeline.start_ns
     when = np.where(trace.launch_ns != UNKNOWN_NS, trace.launch_ns, start)
     order = np.argsort(when, kind="stable")
@@ -70,7 +71,7 @@ def _first_spans(trace: Trace, steps: list[Step]) -> list[int | None]:
 def clip_step(timeline: Timeline, low: int, high: int, where: slice = slice(None)) -> Timeline:
     """The part of a timeline in [low, high), in nanoseconds; spans are cut at the edges.
 
-    `where` may narrow down which spans can be in it.
+    `where` may limit the spans to consider.
     """
     start, end = timeline.start_ns[where], timeline.end_ns[where]
     keep = (start < high) & (end > low)

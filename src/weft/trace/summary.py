@@ -1,4 +1,4 @@
-"""The summary of an analysis in one sentence: what is exposed and why, and what of it the step depends on."""
+"""The summary of an analysis in one sentence: what is exposed, why, and how much of it costs step time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def summary_sentence(
     step_us: float | None = None,
     stepped: bool = False,
 ) -> str:
-    """Figures are those of the worst rank, called `name`; `reasons_us` are over all, by key with `_us`."""
+    """Figures are of the worst rank, called `name`; `reasons_us` is over all ranks, by key with `_us`."""
     if comm_us <= 0:
         return "No communication was found; if a kernel of yours communicates, name it with --comm."
     where = f" on {name}, the worst of {ranks} ranks" if ranks > 1 else ""
@@ -41,7 +41,7 @@ def summary_sentence(
 
 
 def duration(us: float | None) -> str:
-    """Microseconds in the unit that suits them, to four digits."""
+    """Microseconds in a suitable unit, to four digits; an en dash for None."""
     if us is None:
         return "\N{EN DASH}"
     size = abs(us)

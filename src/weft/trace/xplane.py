@@ -20,7 +20,7 @@ MAX_BYTES = 1 << 31
 
 _DEVICE = re.compile(r"/device:(GPU|TPU|CUSTOM)[^0-9]*(\d+)")
 _DETAILS = re.compile(r"(\w+):([0-9,]+)")
-# What XLA calls collectives where a line shows operations instead of kernels.
+# XLA's names of collectives, for lines that show operations instead of kernels.
 _COLLECTIVE = re.compile(
     r"(?:ragged-)?(?:all-?reduce(?:-scatter)?|all-?gather|reduce-?scatter|all-?to-?all|collective-?permute|"
     r"collective-?broadcast|async-collective|send|recv)"
@@ -30,9 +30,9 @@ _OPERATION_LINES = ("XLA Ops", "Async XLA Ops")
 # An operation as HLO text, `%name = shape opcode(operands)`; layouts in the shape have capitals: `T(8,128)`.
 _HLO = re.compile(r"%?([^\s=]+) = .*?(?<=\s)([a-z][a-z0-9-]*)\(", re.DOTALL)
 _CONTAINERS = ("while", "conditional", "call")
-"""Operations that only hold others, which have spans of their own."""
+"""Operations that only contain others, which have their own spans."""
 _COPIES = ("copy-start", "copy-done")
-"""Transfers by the DMA engines, and the wait for them."""
+"""DMA transfers, and the wait for them."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class _Plane:
 
 
 def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
-    """The devices of one profile. Raises InputError if it holds no usable trace."""
+    """Reads the devices of one profile. Raises InputError if it holds no usable trace."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(f"{path}: larger than {MAX_BYTES >> 30} GiB; profile fewer steps")
@@ -63,9 +63,7 @@ def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
                 continue
             columns = Columns()
             operations = _spans(data, plane, int(device[2]), columns)
-            own_steps = bool(
-                columns.marks
-            )  # a device's own steps are more exact than when they were launched
+            own_steps = bool(columns.marks)  # a device's own steps are more exact than the host's
             for host in hosts:
                 for call in host.calls:
                     columns.call(*call)
@@ -100,9 +98,9 @@ def _or_collective(known: IsComm) -> IsComm:
 
 @lru_cache(maxsize=1 << 16)
 def operation(name: str) -> tuple[str, str]:
-    """The short name of an XLA operation, and its opcode: both are in its HLO text, where there is one.
+    """The short name of an XLA operation, and its opcode: from its HLO text if there is one, else its name.
 
-    The opcode is added to a name that does not tell it: `psum.3 (all-reduce)`.
+    The opcode is added to a name that does not show it: `psum.3 (all-reduce)`.
     """
     found = _HLO.match(name)
     if found is None:
@@ -130,7 +128,7 @@ def _plane(data: bytes, low: int, high: int) -> _Plane:
 
 
 def _named(data: bytes, low: int, high: int) -> tuple[int, str]:
-    """An entry of a map from numbers to metadata: the number, and the name in it."""
+    """An entry of a map from ids to metadata: the id, and the name in the metadata."""
     key, name, display = 0, "", ""
     for number, value in fields(data, low, high):
         if number == 1 and isinstance(value, int):
@@ -199,7 +197,7 @@ def _event(
 @dataclass
 class _Host:
     calls: list[tuple[str, int, int, int, int]] = field(default_factory=list)
-    """Calls on the CPU that launched work on a GPU: name, start, end, correlation and thread."""
+    """CPU calls that launched work on a GPU or waited for it: name, start, end, correlation and thread."""
     steps: list[tuple[str, int, int]] = field(default_factory=list)
     """Steps that the program marked (`jax.profiler.StepTraceAnnotation`): name, start and end."""
 
@@ -220,7 +218,7 @@ def _host(data: bytes, plane: _Plane) -> _Host:
 
 
 def _spans(data: bytes, plane: _Plane, device: int, columns: Columns) -> bool:
-    """The spans of a device; says whether they are operations of XLA, not kernels on streams."""
+    """Adds the spans of a device. Returns whether they are XLA operations, not kernels on streams."""
     lines = [_line(data, *place) for place in plane.lines]
     streams = [line for line in lines if line.name.startswith("Stream")]
     operations = not streams

@@ -1,8 +1,7 @@
 """Loaded by torch in a job under `weft run --tune`, `--trace`, `--steps` or `--ops`.
 
-The entry point next to it names it.
-It finds weft through an environment variable: the program's module path is left unchanged, and weft need not
-be installed in the program's environment.
+Torch finds this module by the entry point next to it. The module finds weft through an environment variable:
+the program's module path is left unchanged, and weft need not be installed in the program's environment.
 """
 
 import importlib
@@ -13,7 +12,7 @@ from pathlib import Path
 
 
 def start() -> None:
-    """Start what the environment asks for. Never raises: torch would pass the exception on to the program."""
+    """Start what the environment requests. Never raises: torch would pass the exception on to the program."""
     _start("WEFT_TUNE", "weft.tuning.live.job", "is not tuned")
     _start("WEFT_TRACE", "weft.tuning.live.tracing", "is traced by time, not by steps")
     _start("WEFT_STEPS", "weft.tuning.live.step_hook", "publishes no step times")

@@ -1,7 +1,7 @@
-"""What the commands of weft write as JSON: a type for each document, and its JSON Schema.
+"""The JSON documents that weft's commands write: a type for each document, and its JSON Schema.
 
-`SCHEMAS` maps names to types. A document may have more keys than its schema names: keys are added from
-version to version, never removed or given another type, and `version` changes where that cannot be kept.
+`SCHEMAS` maps names to types. A document may have more keys than its schema names: releases add keys, and
+change `version` if they have to remove a key or change its type.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SCHEMAS: dict[str, Any] = {
     "top-change": TopChangeDocument,
     "tune": TuneDocument,
 }
-"""By the name that `weft schema NAME` takes."""
+"""Document types by the NAME of `weft schema NAME`."""
 
 
 def json_schema(name: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def json_schema(name: str) -> dict[str, Any]:
 def _counters() -> tuple[str, ...]:
     try:
         from weft.shim.layout import COUNTERS
-    except ImportError:  # it is for Linux
+    except ImportError:  # the shim is Linux only
         raise UnavailableError("the schema of `weft run --stats` needs Linux, as weft run does") from None
     return COUNTERS
 
@@ -102,7 +102,7 @@ def field_texts(kind: type) -> dict[str, str]:
         return texts
     if not isinstance(node, ast.ClassDef):
         return texts
-    for base in node.bases:  # as written: a TypedDict forgets its bases
+    for base in node.bases:  # from the source: a TypedDict does not keep its bases
         found = vars(sys.modules[kind.__module__]).get(ast.unparse(base))
         if inspect.isclass(found) and found.__module__.startswith("weft."):
             texts |= field_texts(found)

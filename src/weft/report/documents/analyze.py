@@ -67,12 +67,12 @@ class CriticalPathJson(TypedDict):
     host_us: float
     gap_us: float
     recoverable_us: float
-    """What the step would be shorter by if exposed communication were hidden."""
+    """How much shorter the trace would be if exposed communication were hidden."""
     recoverable_by_reason: dict[str, float]
 
 
 class KernelPriceJson(TypedDict):
-    """What a compute kernel loses while it overlaps with communication (`beside`)."""
+    """Slowdown of a compute kernel while it overlaps with communication (`beside`)."""
 
     name: str
     beside: int
@@ -116,7 +116,7 @@ class RankJson(FiguresJson):
 
 
 class SummaryJson(TypedDict):
-    """Sums over ranks, and the worst of them."""
+    """Sums over ranks, and figures of the worst rank."""
 
     text: str
     """The finding in one sentence: quote it."""
@@ -134,7 +134,7 @@ class SummaryJson(TypedDict):
     steps: int
     step_us: float
     recoverable_step_us: float | None
-    """Of one step."""
+    """Per rank and step."""
     slowest_rank: int | None
 
 
@@ -151,7 +151,7 @@ class AdviceJson(TypedDict):
     step_pct: list[float]
     evidence: str
     of: str
-    """What `step_ms` and `step_pct` are of: a step, or the whole span of a trace that marks no steps."""
+    """What `step_ms` and `step_pct` refer to: `step`, or `span` (the whole trace) if no steps are marked."""
 
 
 class AnalysisJson(TypedDict):
@@ -159,7 +159,7 @@ class AnalysisJson(TypedDict):
     summary: SummaryJson
     advice: list[AdviceJson]
     partial: bool
-    """A file was cut short or damaged: the figures cover a part of it."""
+    """A file was truncated or damaged: the figures cover part of it."""
     warnings: list[str]
 
 
@@ -182,7 +182,7 @@ class KindDeltaJson(TypedDict):
 
 
 class MatchedJson(TypedDict):
-    """A collective of both runs, by kind, group and size; per rank and step."""
+    """A collective of either run, by kind, group and size; figures per rank and step."""
 
     kind: str
     group: str | None

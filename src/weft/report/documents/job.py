@@ -16,7 +16,7 @@ class KernelCountJson(TypedDict):
     launches: int
     shaped: int
     beside: int
-    """Launches made while a collective was in flight, where that was tracked."""
+    """Launches made while a collective was in flight, if tracked."""
     ctas: int | None
     blocks_per_sm: int | None
     natural_blocks_per_sm: int | None
@@ -27,7 +27,7 @@ class KernelCountJson(TypedDict):
 
 
 class CountersJson(TypedDict):
-    """Besides these keys, one for each counter of the shim (`weft.shim.layout.COUNTERS`)."""
+    """There is also one key for each counter of the shim (`weft.shim.layout.COUNTERS`)."""
 
     launches: int
     comm_launches: int
@@ -36,7 +36,7 @@ class CountersJson(TypedDict):
 
 
 class NcclJson(TypedDict):
-    """The NCCL of the latest communicator, and how rules for collectives reach it."""
+    """The NCCL library of the latest communicator, and how collective rules reach it."""
 
     version: str
     path: str
@@ -53,13 +53,13 @@ class EngineJson(TypedDict):
     """No SM kernel was launched for them."""
     kernels: int
     unsure: int
-    """Not distinguished from other collectives of their group."""
+    """Could not be told apart from other collectives of their group."""
     why: list[str]
-    """Why collectives were not copied, each with their number."""
+    """Reasons why collectives were not copied, each with a count."""
     traced: dict[str, int] | None
-    """With `--trace`: SM kernels of the traced steps that did what copy engines can, by name."""
+    """With `--trace`: SM kernels in the traced steps that did work copy engines can do, by name."""
     represented_as: list[str]
-    """With ghosts of a node: what stands for the copies, with the rate and its source. Otherwise empty."""
+    """With ghost ranks of a node: what represents the copies, their rate and its source. Otherwise empty."""
 
 
 class ProcessJson(CountersJson):
@@ -98,7 +98,7 @@ class TriedJson(TypedDict):
 
 
 class WatchJson(TypedDict):
-    """What happened after the search, until the job's end."""
+    """What happened from the end of the search to the end of the job."""
 
     steps: int
     probes: int
@@ -122,7 +122,7 @@ class ExplanationJson(TypedDict):
 
 
 class FactsJson(TypedDict):
-    """The job before anything was tried."""
+    """The job before any trial."""
 
     collectives_per_step: float
     step_ms: float | None
@@ -133,7 +133,7 @@ class FactsJson(TypedDict):
     why_no_ctas: str
     cta_choices_at_start: list[int]
     start_settings: list[str]
-    """Settings `NAME=VALUE` that a later start could try."""
+    """Settings `NAME=VALUE` that a later start of the job could try."""
     world: int
     processes: int
     workload: str
@@ -144,26 +144,26 @@ class LeverJson(TypedDict):
 
     lever: str
     bound_ms: float | None
-    """The most that it could win, per step."""
+    """The most that it could save per step."""
 
 
 class BoundJson(TypedDict):
     """What communication costs a step, in ms, by cause."""
 
     cost_ms: float
-    """Exposed and slowed time, less the SM-time that collectives take in any case."""
+    """Exposed and slowed time, less the SM time that collectives take in any case."""
     left_ms: float | None
-    """What of it the policy has not won."""
+    """The part of `cost_ms` that the policy did not recover."""
     exposed_ms: dict[str, float]
-    """By kind of collective."""
+    """Exposed time by kind of collective."""
     late_ms: float
-    """Collectives that waited for SMs while compute ran."""
+    """Time that collectives waited for SMs while compute ran."""
     slowed_ms: float
-    """What compute took longer because collectives ran at the same time."""
+    """Extra time of compute because collectives ran concurrently."""
     held_ms: float
-    """Time of the whole GPU that the collectives' blocks take."""
+    """SM time of the collectives' blocks, as time of the whole GPU."""
     levers: list[LeverJson]
-    """In the order in which they were tried."""
+    """In the order in which they are tried."""
 
 
 class TuningJson(TypedDict):
@@ -184,10 +184,10 @@ class TuningJson(TypedDict):
     source: str
     candidates: list[TriedJson]
     cost_ms: float
-    """What tuning cost the job so far; below 0 it saved time."""
+    """What tuning has cost the job so far; negative if it saved time."""
     watch: WatchJson | None
     bound: BoundJson | None
-    """What could be won; null where the tracer could not be used."""
+    """How much could be saved; null if the tracer could not be used."""
     explanation: list[ExplanationJson]
     facts: FactsJson | None
 
@@ -202,9 +202,9 @@ class ReplacedJson(TypedDict):
 
 class _WithTuning(TypedDict, total=False):
     tuning: TuningJson
-    """With `--tune`."""
+    """Present with `--tune`."""
     ops: ReplacedJson
-    """With `--ops`."""
+    """Present with `--ops`."""
 
 
 class RunDocument(CountersJson, _WithTuning):
@@ -224,4 +224,4 @@ class TopChangeDocument(TypedDict):
     before: PolicyJson
     policy: PolicyJson
     stays: str
-    """Controls that stay in force, since all ranks must change them together; empty where none does."""
+    """Controls that stay in force, because all ranks must change them together; empty if none do."""

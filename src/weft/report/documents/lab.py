@@ -38,7 +38,7 @@ class CandidateJson(TypedDict):
     mode: str
     policy: PolicyJson
     ms: float | None
-    """None: it could not be measured, and `problem` says why."""
+    """Null if it could not be measured; `problem` says why."""
     ci_ms: list[float] | None
     kept: bool
     problem: str
@@ -66,7 +66,7 @@ class TuneDocument(TypedDict):
 class _BenchRowMore(TypedDict, total=False):
     samples_ms: list[float]
     again_ms: float
-    """Measured again after the choice."""
+    """Time of the second measurement, after the choice."""
     again_ci_ms: list[float]
     again_samples_ms: list[float]
     sequential_ms: float
@@ -159,7 +159,7 @@ class ExploreDocument(_ExploreMore):
     dtype: str
     topology: str
     product_ms: float
-    """Of the GEMM alone."""
+    """Time of the GEMM alone."""
     collective_ms: float
     ideal_ms: float
     bound: float
@@ -226,7 +226,7 @@ class _StoreResults(TypedDict, total=False):
 
 
 class StoreDocument(_StoreResults):
-    """`weft store ACTION --json`: `entries` of list, or the count of what the action did."""
+    """`weft store ACTION --json`: `entries` of list, or the number of verdicts that the action changed."""
 
     version: int
     store: str

@@ -1,4 +1,4 @@
-"""The documents of `weft node`: a node profile, which is also the file, and the list of those shipped."""
+"""The documents of `weft node`: a node profile (also the file format), and the list of shipped profiles."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class _NodeKernelJsonOptions(TypedDict, total=False):
 
 class NodeKernelJson(_NodeKernelJsonOptions):
     threads: dict[str, int]
-    """By algorithm; `ring` serves those that are absent."""
+    """Threads per CTA by algorithm; absent algorithms use `ring`."""
     registers: int
-    """Of a thread."""
+    """Registers per thread."""
     shared_bytes: int
-    """Of a CTA, static and dynamic."""
+    """Static and dynamic shared memory per CTA."""
     cluster: int
-    """CTAs of a cluster; 1: no clusters."""
+    """CTAs per cluster; 1: no clusters."""
 
 
 class _CtaRateJsonOptions(TypedDict, total=False):
@@ -29,7 +29,7 @@ class _CtaRateJsonOptions(TypedDict, total=False):
 
 class CtaRateJson(_CtaRateJsonOptions):
     gb_s: float
-    """Bus bandwidth that one CTA adds."""
+    """Bus bandwidth that each CTA adds."""
     low: float
     high: float
 
@@ -38,9 +38,9 @@ class _NodeCurveJsonOptions(TypedDict, total=False):
     algorithm: str | None
     """`ring`, `tree`, `nvls`, `nvlstree`, `p2p`; null: the library's choice."""
     error_pct: float | None
-    """Mean error from 16 MiB on, on results of sources left out of the fit; measured: spread of repeats."""
+    """Mean error from 16 MiB up, on sources left out of the fit; if measured, the spread of repeats."""
     error_small_pct: float | None
-    """The same below 16 MiB."""
+    """`error_pct` below 16 MiB."""
     constants: dict[str, float]
     """`launch_us`, `hop_us`, `gb_s`, `switch_gain`, `half_bytes`, `ring_us`, `network_us`."""
     points: list[list[float]]
@@ -58,18 +58,18 @@ class NodeCurveJson(_NodeCurveJsonOptions):
 
 class _NodeDocumentOptions(TypedDict, total=False):
     copy_engines: CtaRateJson | None
-    """Bus bandwidth of collectives by copy engines; null: none."""
+    """Bus bandwidth of copy-engine collectives; null: none."""
     copies_as: str
-    """How ghost ranks represent copies by copy engines: `delay`, during which the driver copies the data."""
+    """How ghost ranks represent copy-engine copies: `delay`, during which the driver copies the data."""
     title: str
     domain: int
-    """Ranks that reach each other without the network."""
+    """Number of ranks that reach each other without the network."""
     network: str | None
     """A network of `weft plan`, such as `ndr400`; null: one NVLink domain."""
     switch_reduces: bool
     basis: str
     assumed_pct: float
-    """Range in percent given for a collective whose error is not known."""
+    """Range in percent for a collective whose error is unknown."""
     curves: list[NodeCurveJson]
     sources: list[str]
 
@@ -83,10 +83,10 @@ class NodeDocument(_NodeDocumentOptions):
     ranks: int
     kernel: NodeKernelJson
     ctas: dict[str, int]
-    """CTAs that the library uses by default, by algorithm."""
+    """The library's default number of CTAs, by algorithm."""
     cta_rates: dict[str, CtaRateJson]
     constants: dict[str, float]
-    """Of the network model, for collectives without a curve."""
+    """Constants of the network model, for collectives without a curve."""
 
 
 class NodeLineJson(TypedDict):
@@ -96,7 +96,7 @@ class NodeLineJson(TypedDict):
     ranks: int
     basis: str
     collectives: dict[str, Any]
-    """By collective: `basis` and `error_pct`."""
+    """`basis` and `error_pct` by collective."""
 
 
 class NodeListDocument(TypedDict):

@@ -10,11 +10,11 @@ from weft.plan.changes import Change
 from weft.report.documents.job import PolicyJson
 
 Breakdown = dict[str, float]
-"""Seconds of a step by kind of work; kinds of communication count only what is exposed."""
+"""Seconds of a step by kind of work; communication counts only its exposed part."""
 
 
 class ErrorJson(TypedDict):
-    """How far predictions were off on published runs that nothing was fitted to."""
+    """Error of predictions on published runs that were left out of the fit."""
 
     mean_pct: float
     p90_pct: float
@@ -63,7 +63,7 @@ class PlanFiguresJson(TypedDict):
     exposed_comm_s: float
     breakdown: Breakdown
     policy: dict[str, Any] | None
-    """A policy, or one for each collective by name; `weft schema policy` describes it."""
+    """A policy, or one per collective, by name; `weft schema policy` describes it."""
 
 
 class PredictionJson(PlanFiguresJson):
@@ -139,7 +139,7 @@ class _Expected(TypedDict):
     simulated: bool
     family: str
     interval: Interval | None
-    """Of a step without weft's controls: it lies here with 90% probability."""
+    """90% prediction interval of the step time without weft's controls."""
     known_error: ErrorJson | None
     job: JobJson
     notes: list[str]

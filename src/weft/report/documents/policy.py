@@ -42,7 +42,7 @@ _LIMITS = {
 }
 _ABOVE_ZERO = dict.fromkeys(("bucket_mb", "first_bucket_mb"), policy.MAX_BUCKET_MB)
 _OR_NULL = ("min_bytes",)
-"""Fields that are never None, and yet may be null in a file."""
+"""Fields that are never None, but may be null in a file."""
 _TOGETHER = [
     {
         "if": {"properties": {"head_start": {"const": "placed"}}, "required": ["head_start"]},
@@ -57,11 +57,11 @@ _TOGETHER = [
         "then": {"properties": {"head_start_us": {"const": 0}}},
     },
 ]
-"""What the two keys of a head start say about each other."""
+"""How the two keys of a head start constrain each other."""
 
 
 def policy_schema(texts: dict[str, str]) -> dict[str, Any]:
-    """`texts`: what the docstrings say about each field."""
+    """JSON Schema of a policy. `texts`: description of each field, from its docstring."""
     hints = get_type_hints(Policy)
     names = [field.name for field in fields(Policy)]
     schemas, definitions = msgspec.json.schema_components(
@@ -100,7 +100,7 @@ def policy_schema(texts: dict[str, str]) -> dict[str, Any]:
 def _limited(
     name: str, schema: dict[str, Any], choices: Mapping[str, Any], limits: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The schema of a field with its choices or limits; null stays possible where the field may be None."""
+    """The schema of a field with its choices or limits; still allows null if the field may be None."""
     options = schema.get("anyOf", [schema])
     found = []
     for option in options:
