@@ -43,10 +43,10 @@ def arguments(about: str | None) -> argparse.ArgumentParser:
 
 
 def start(args: argparse.Namespace) -> torch.device:
-    """Join the process group (NCCL on GPUs, else gloo). Results are repeatable unless --any-order is given."""
+    """Join the process group (NCCL on GPUs, else gloo); work is repeatable unless --any-order is given."""
     cuda = torch.cuda.is_available()
     if not args.any_order:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS bit-identical from run to run
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS deterministic
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False
     dist.init_process_group("nccl" if cuda else "gloo")
