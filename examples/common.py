@@ -1,4 +1,4 @@
-"""What the examples share: flags, the process group, the loop over steps and what it prints."""
+"""Shared by all examples: flags, the process group, the loop over steps and its output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-AHEAD = 2  # steps
+AHEAD = 2  # steps that the host may run ahead of the GPU
 
 
 def arguments(about: str | None) -> argparse.ArgumentParser:
@@ -43,10 +43,10 @@ def arguments(about: str | None) -> argparse.ArgumentParser:
 
 
 def start(args: argparse.Namespace) -> torch.device:
-    """Join the process group (NCCL on GPUs, gloo without); unless told otherwise, the work is repeatable."""
+    """Join the process group (NCCL on GPUs, else gloo); work is repeatable unless --any-order is given."""
     cuda = torch.cuda.is_available()
     if not args.any_order:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS then repeats itself bit by bit
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS deterministic
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False
     dist.init_process_group("nccl" if cuda else "gloo")
@@ -63,7 +63,7 @@ def dtype_of(device: torch.device) -> torch.dtype:
 
 
 def tokens(args: argparse.Namespace, device: torch.device, *, shared: bool = False) -> list[torch.Tensor]:
-    """A few batches of random tokens, used in turn: each rank its own, or all ranks the same."""
+    """Eight batches of random tokens, to be used in turn: different on each rank, or shared by all ranks."""
     seed = args.seed + 1000 + (0 if shared else dist.get_rank())
     generator = torch.Generator().manual_seed(seed)
     shape = (args.batch, args.length + 1)
@@ -71,10 +71,10 @@ def tokens(args: argparse.Namespace, device: torch.device, *, shared: bool = Fal
 
 
 def loop(step: Callable[[int], torch.Tensor], args: argparse.Namespace) -> None:
-    """Call `step` for every step, time it without stopping the GPU, and say how it went.
+    """Call `step` for every step, time the steps without stalling the GPU, and print and write the results.
 
-    The host stays at most AHEAD steps ahead, as in programs that print their losses; otherwise memory that
-    several streams use piles up.
+    The host stays at most AHEAD steps ahead, as in programs that print their losses. Otherwise memory that
+    several streams use would pile up.
     """
     losses, marks = [], [mark()]
     for number in range(args.steps):
@@ -86,7 +86,7 @@ def loop(step: Callable[[int], torch.Tensor], args: argparse.Namespace) -> None:
 
 
 def finish(found: list[Any], times_ms: list[float], args: argparse.Namespace) -> None:
-    """What rank 0 prints and writes at the end."""
+    """Print and write the losses and times on rank 0, and leave the process group."""
     values = [float(loss) for loss in found]
     if not dist.is_initialized() or dist.get_rank() == 0:
         if args.losses:
@@ -99,15 +99,15 @@ def finish(found: list[Any], times_ms: list[float], args: argparse.Namespace) ->
         )
     if dist.is_initialized():
         if dist.get_backend() == "gloo":
-            # At its end gloo's group waits for its threads and keeps Python's lock, which the last of
-            # their work may still need (torch 2.13): let them finish first.
+            # When gloo's group is destroyed, it waits for its threads while it holds the GIL, which their
+            # last work may still need (torch 2.13). Let them finish first.
             dist.barrier()
             time.sleep(0.2)
         dist.destroy_process_group()
 
 
 def mark() -> Any:
-    """Now, on this rank's GPU where there is one."""
+    """The current time: an event on this rank's GPU, or seconds of the host's clock if there is no GPU."""
     if not torch.cuda.is_available():
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -116,7 +116,7 @@ def mark() -> Any:
 
 
 def milliseconds(marks: list[Any]) -> list[float]:
-    """Between each mark and the next."""
+    """The milliseconds between each mark and the next."""
     if not torch.cuda.is_available():
         return [1e3 * (b - a) for a, b in itertools.pairwise(marks)]
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""torch.compile over DDP: the graph is cut where buckets end, so that communication still overlaps.
+"""torch.compile over DDP: the graph is split at bucket boundaries, so communication still overlaps.
 
 torchrun --nproc-per-node 2 examples/compiled.py
 """
@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("--compiler", default="inductor", help="backend of torch.compile")
     args = parser.parse_args()
     device = start(args)
-    with device:  # weights are made where they live
+    with device:  # create the weights on the device
         net = GPT(args).to(dtype_of(device))
     model = DistributedDataParallel(net)
     compiled = torch.compile(model, backend=args.compiler)

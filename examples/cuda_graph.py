@@ -1,4 +1,4 @@
-"""A whole training step as one CUDA graph, its all-reduces included; on a CPU the same step runs as it is.
+"""A whole training step as one CUDA graph, including its all-reduces. On a CPU the step runs without a graph.
 
 torchrun --nproc-per-node 2 examples/cuda_graph.py
 """
@@ -14,14 +14,14 @@ from model import GPT, loss_of
 def main() -> None:
     args = arguments(__doc__).parse_args()
     device = start(args)
-    with device:  # weights are made where they live
+    with device:  # create the weights on the device
         model = GPT(args).to(dtype_of(device))
     optimizer = torch.optim.SGD(model.parameters(), args.lr)
     batches = tokens(args, device)
     batch, works = batches[0].clone(), []
 
     def reduce(parameter: torch.Tensor) -> None:
-        """As soon as a gradient is there, its sum over all ranks begins."""
+        """Start the all-reduce of a gradient as soon as it is complete."""
         works.append(dist.all_reduce(parameter.grad, async_op=True))
 
     for parameter in model.parameters():
@@ -43,7 +43,7 @@ def main() -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(3):  # everything that allocates or connects has to happen before the capture
+            for _ in range(3):  # warm up: allocations and connections must happen before the capture
                 body()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: gradients are all-reduced in buckets while the backward pass goes on.
+"""DistributedDataParallel: gradients are all-reduced in buckets during the backward pass.
 
 torchrun --nproc-per-node 2 examples/ddp.py
 """
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 def main() -> None:
     args = arguments(__doc__).parse_args()
     device = start(args)
-    with device:  # weights are made where they live
+    with device:  # create the weights on the device
         net = GPT(args).to(dtype_of(device))
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), args.lr)

@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 def main() -> None:
     args = arguments(__doc__).parse_args()
     device = start(args)
-    with device:  # weights are made where they live
+    with device:  # create the weights on the device
         net = GPT(args)
     model = DistributedDataParallel(net)
-    # torch takes the bf16 hook only with NCCL; over gloo its half-precision sister does.
+    # torch supports the bf16 hook only with NCCL, so gloo gets the fp16 hook.
     model.register_comm_hook(None, bf16_compress_hook if device.type == "cuda" else fp16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), args.lr)
     batches = tokens(args, device)

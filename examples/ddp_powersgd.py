@@ -1,4 +1,4 @@
-"""DDP with the PowerSGD communication hook: each gradient matrix travels as two thin factors.
+"""DDP with the PowerSGD communication hook: each gradient matrix is sent as two thin factors.
 
 torchrun --nproc-per-node 2 examples/ddp_powersgd.py
 """
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=2, help="columns of the factors")
     args = parser.parse_args()
     device = start(args)
-    with device:  # weights are made where they live
+    with device:  # create the weights on the device
         net = GPT(args)
     model = DistributedDataParallel(net)
     state = powerSGD_hook.PowerSGDState(

@@ -1,4 +1,4 @@
-"""FSDP2: each block's weights are gathered just before they are used, its gradients reduced and scattered.
+"""FSDP2: each block's weights are gathered just before they are used, its gradients reduce-scattered.
 
 torchrun --nproc-per-node 2 examples/fsdp2.py
 """
@@ -23,7 +23,7 @@ def main() -> None:
     args = parser.parse_args()
     device = start(args)
     linear = TritonLinear if args.triton else torch.nn.Linear
-    with device:  # weights are made where they live
+    with device:  # create the weights on the device
         model = GPT(args, linear).to(dtype_of(device))
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     for block in model.blocks:

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer, data parallel: any module that returns its loss.
+"""Data parallelism with the Hugging Face Trainer, which takes any module that returns its loss.
 
 torchrun --nproc-per-node 2 examples/huggingface_trainer.py
 """
@@ -27,7 +27,7 @@ class Model(torch.nn.Module):
 
 
 class Marks(TrainerCallback):
-    """When each step ended."""
+    """Records when each step ended."""
 
     def __init__(self) -> None:
         self.marks: list[Any] = []

@@ -16,13 +16,13 @@ from torch.distributed.device_mesh import init_device_mesh
 def main() -> None:
     args = arguments(__doc__).parse_args()
     device = start(args)
-    with torch.inference_mode(False), device:  # weights are made where they live
+    with torch.inference_mode(False), device:  # create the weights on the device
         model = GPT(args).to(dtype_of(device)).eval()
         cut(model, init_device_mesh(device.type, (torch.distributed.get_world_size(),)))
     batches = tokens(args, device, shared=True)
 
     def step(number: int) -> torch.Tensor:
-        """Every next token, and what stands for a loss: the mean logit."""
+        """Predict every next token. Returns the mean logit in place of a loss."""
         logits = model(batches[number % len(batches)][:, :-1])
         return logits.float().mean()
 

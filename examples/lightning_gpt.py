@@ -1,4 +1,4 @@
-"""Lightning, data parallel: an ordinary LightningModule and Trainer.
+"""Data parallelism with Lightning: an ordinary LightningModule and Trainer.
 
 torchrun --nproc-per-node 2 examples/lightning_gpt.py
 """

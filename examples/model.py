@@ -1,4 +1,4 @@
-"""A small GPT. Heads lie together in the projection of q, k and v, so it can be cut by heads."""
+"""A small GPT. The projection of q, k and v stores each head contiguously, so it can be sharded by heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipeline parallelism by torch.distributed.pipelining: each rank has some layers, microbatches flow through.
+"""Pipeline parallelism with torch.distributed.pipelining: each rank has some layers, in one or more stages.
 
 torchrun --nproc-per-node 2 examples/pipeline.py --schedule 1F1B
 torchrun --nproc-per-node 2 examples/pipeline.py --schedule Interleaved1F1B
@@ -15,7 +15,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 
 
 class Part(torch.nn.Module):
-    """The blocks of one stage; the first stage embeds, the last one has the head."""
+    """The blocks of one stage. The first stage also has the embedding, the last one the head."""
 
     def __init__(self, model: GPT, index: int, count: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--schedule", default="1F1B", help="GPipe, 1F1B, Interleaved1F1B, …")
     parser.add_argument("--microbatches", type=int, default=4)
-    parser.set_defaults(batch=4)  # a row for each microbatch
+    parser.set_defaults(batch=4)  # one row for each microbatch
     args = parser.parse_args()
     device = start(args)
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -50,7 +50,7 @@ def main() -> None:
     parts = [Part(whole, index, count).to(device, dtype_of(device)) for index in range(rank, count, world)]
 
     def example(stage: int) -> torch.Tensor:
-        """What goes into a stage: with the shapes known, stages need not ask each other."""
+        """An example input of a stage. With known shapes, stages need not exchange them."""
         rows = (args.batch // args.microbatches, args.length)
         if stage == 0:
             return torch.zeros(rows, dtype=torch.int64, device=device)
@@ -73,7 +73,7 @@ def main() -> None:
         optimizer.zero_grad()
         schedule.step(*given, **last)
         optimizer.step()
-        # Only the last stage has a loss; elsewhere a gradient stands for it.
+        # Only the last stage has a loss; other stages return the norm of a gradient instead.
         return torch.stack(losses).mean() if losses else parameters[-1].grad.float().norm()
 
     loop(step, args)

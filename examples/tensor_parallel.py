@@ -1,4 +1,4 @@
-"""Tensor parallelism by DTensor: each rank has some heads and some of the MLP; two all-reduces per block.
+"""Tensor parallelism with DTensor: each rank has some heads and part of the MLP; two all-reduces per block.
 
 torchrun --nproc-per-node 2 examples/tensor_parallel.py
 """
@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 
 def cut(model: GPT, mesh: DeviceMesh) -> None:
-    """Cut every block over the ranks of `mesh`."""
+    """Shard every block over the ranks of `mesh`."""
     plan = {
         "attention.qkv": ColwiseParallel(),
         "attention.out": RowwiseParallel(),
@@ -27,10 +27,10 @@ def cut(model: GPT, mesh: DeviceMesh) -> None:
 def main() -> None:
     args = arguments(__doc__).parse_args()
     device = start(args)
-    with device:  # weights are made where they live
+    with device:  # create the weights on the device
         model = GPT(args).to(dtype_of(device))
     cut(model, init_device_mesh(device.type, (torch.distributed.get_world_size(),)))
-    # Some parameters are DTensors and some are not, which a fused update does not take together.
+    # foreach updates do not accept DTensors and plain tensors together.
     optimizer = torch.optim.SGD(model.parameters(), args.lr, foreach=False)
     batches = tokens(args, device, shared=True)
 

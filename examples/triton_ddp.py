@@ -1,4 +1,4 @@
-"""DDP of a transformer whose GEMMs are a Triton kernel: compute whose residency can be shaped.
+"""DDP of a transformer whose GEMMs are a Triton kernel: compute whose residency weft can limit.
 
 torchrun --nproc-per-node 2 examples/triton_ddp.py
 """
@@ -15,7 +15,7 @@ from triton_linear import TritonLinear
 def main() -> None:
     args = arguments(__doc__).parse_args()
     device = start(args)
-    with device:  # weights are made where they live
+    with device:  # create the weights on the device
         net = GPT(args, TritonLinear).to(dtype_of(device))
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), args.lr)

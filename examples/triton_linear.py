@@ -1,4 +1,4 @@
-"""A linear layer on a Triton kernel with small tiles: several of its blocks live on each SM."""
+"""A linear layer on a Triton kernel with small tiles: several of its blocks are resident on each SM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 try:
     import triton
     import triton.language as tl
-except ImportError:  # a CPU build of torch has none, and torch multiplies there
+except ImportError:  # CPU builds of torch have no Triton; torch.matmul is used there
     triton = None
 
 TILE = 64
@@ -33,7 +33,7 @@ if triton is not None:
     ) -> None:
         """C = A·B for any strides of A and B; C is contiguous; one tile per block."""
         first_m, first_n = tl.program_id(1) * TILE, tl.program_id(0) * TILE
-        rows = (first_m + tl.arange(0, TILE)) % m  # wrapped, so that loads need no mask; the store has one
+        rows = (first_m + tl.arange(0, TILE)) % m  # wrapped, so loads need no mask; the store is masked
         cols = (first_n + tl.arange(0, TILE)) % n
         inner = tl.arange(0, TILE)
         a = a_ptr + rows[:, None] * a_row + inner[None, :] * a_col
@@ -54,7 +54,7 @@ if triton is not None:
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """A·B of two matrices with any strides, each of less than 2³¹ elements."""
+    """A·B of two matrices with any strides, each with fewer than 2³¹ elements."""
     if not a.is_cuda:
         return a @ b
     (m, k), n = a.shape, b.shape[1]
@@ -80,7 +80,7 @@ class _Linear(torch.autograd.Function):
 
 
 class TritonLinear(torch.nn.Linear):
-    """torch.nn.Linear without bias, on our kernel where there is a GPU and torch's elsewhere."""
+    """torch.nn.Linear without bias, with the kernel above on a GPU and torch's own otherwise."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not x.is_cuda:
