@@ -59,8 +59,10 @@ class WatchTrials:
     def watched(
         self, policy: Policy, then: Sequence[Policy], purpose: str
     ) -> Generator[Trial, Sample, Sample]:
-        """Run a trial of the watch, for which no rank waits. Its time does not depend on its place in the job's
-        cycle, except in a proof, which takes times as they are measured."""
+        """Run a trial of the watch, for which no rank waits.
+
+        Its time does not depend on its place in the job's cycle, except in a proof, which takes measured times.
+        """
         number, self.cycle_changed = self._number, False
         sample = yield from self.ask(Trial(policy, self.each, then=tuple(then), light=True), purpose)
         if purpose == "proof" or not 0 < sample.ms < math.inf:
