@@ -129,6 +129,18 @@ class Agreement:
             self.store.delete_key(f"{self.number - _KEPT}/decision")
         return self._settle(decide([report]))
 
+    def post(self, report: Report) -> None:
+        """Publish a report that the leader may read at the next announcement, without waiting for it."""
+        publish(self.store, f"posted/{self.rank}", {**report, "after": self.number})
+
+    def posted(self) -> list[Report]:
+        """What the other ranks have posted since the last announcement; empty if a post is missing."""
+        keys = [f"posted/{rank}" for rank in self.ranks[1:]]
+        if not keys or not self.store.check(keys):
+            return []
+        reports = [json.loads(self.store.get(key)) for key in keys]
+        return reports if all(report["after"] == self.number for report in reports) else []
+
     def leave(self, reason: str) -> None:
         """Abandon the next exchange, in which this rank does not take part, so that no other waits for it.
 

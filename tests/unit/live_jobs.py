@@ -81,7 +81,8 @@ class SimulatedJob:
         times, copied = [], []
         for _ in range(trial.steps):
             times.append(self.step(trial.policy))
-            copied.append(getattr(self._times, "copied", ())[: 1 if trial.light else None])
+            reporting = None if trial.inputs or not trial.light else 1
+            copied.append(getattr(self._times, "copied", ())[:reporting])
         facts, means = FACTS if trial.learn else None, tuple(map(fmean, zip(*copied, strict=True)))
         return Sample(sum(times) / trial.steps, facts=facts, paused_ms=paused_ms, copied=means)
 

@@ -421,8 +421,8 @@ def test_a_rank_leaves_the_others_only_where_they_notice_it_under_the_same_polic
 
     def run(light: bool) -> dict:
         policies = [Policy().to_dict(), Policy(max_ctas=16).to_dict()]
-        order = {"policies": policies, "order": [0, 1], "learn": False, "light": light, "each": 2, "say": []}
-        return {"do": "run", **order}
+        order = {"policies": policies, "order": [0, 1], "learn": False, "light": light, "each": 2}
+        return {"do": "run", **order, "inputs": False, "say": []}
 
     for light, leads in ((False, False), (False, True), (True, True), (True, False)):
         decisions = [run(light)]

@@ -7,7 +7,17 @@ from statistics import median
 
 import pytest
 from live_inputs import TOKEN, explaining_at_first, grouped, longer_slowly
-from live_jobs import BETTER, SimulatedJob, better_by, cost_of_search, lived, reverted, searched, tuned
+from live_jobs import (
+    BETTER,
+    SimulatedJob,
+    better_by,
+    cost_of_search,
+    lived,
+    reverted,
+    searched,
+    steps_after_drift,
+    tuned,
+)
 from live_kinds import CLOCKED, JOBS, SIZED, Kind
 from live_machines import multiplied
 from live_noise import pattern
@@ -78,6 +88,14 @@ def test_the_watch_of_ranks_with_other_inputs_finds_steps_as_long_as_promised():
     claims = [life.status for life in lives if life.claims]
     assert len(claims) >= 6
     assert sum(status.lately_ms is not None for status in claims) <= 2
+
+
+def test_a_policy_that_becomes_slower_is_left_in_time_where_all_ranks_have_other_inputs():
+    jobs = 20
+    assert (
+        sum(steps_after_drift(SIZED["inputs of 4 ranks"], seed, 100) <= 50 for seed in range(jobs))
+        >= jobs - 1
+    )
 
 
 def test_a_policy_is_not_reverted_because_inputs_become_longer():

@@ -19,6 +19,7 @@ from weft.tuning.live.conductor import Conductor, conduct, slowest
 from weft.tuning.live.options import Facts
 from weft.tuning.live.search import tune
 from weft.tuning.live.session import Session as ImpatientSession
+from weft.tuning.live.trial import Record
 from weft.tuning.live.tuned_job import TunedJob, final
 from weft.tuning.live.watch import Watch, watch
 from weft.tuning.live.watch_status import WatchStatus
@@ -255,6 +256,8 @@ class Rank:
         self.marked = self.copied = 0
         self.lengths: random.Random | None = None
         """Of the inputs: the same draws on all ranks, each of which takes one of them."""
+        self.collective: threading.Barrier | None = None
+        """Where each step waits for the other ranks; None: it does not."""
         self.released = False
         self.result: dict | None = None
 
@@ -319,6 +322,8 @@ class Rank:
                 factor *= max(drawn)
             self.time += 0.04 * factor * (1 + 0.001 * (self.steps % 7)) * (1 + 0.1 * self.number)
             self.steps += 2 if self.steps == self.skip - 1 else 1
+            if self.collective is not None:
+                self.collective.wait()
             if not session.over:
                 session.step()
         assert agreement.deadline_s == 60  # by the steps alone it would be 5 s
@@ -372,6 +377,46 @@ def test_a_gain_is_found_where_the_longest_input_of_all_ranks_decides_how_long_a
         assert ranks[0].ran == ranks[1].ran == ranks[2].ran
         assert ranks[0].result["policy"]["comm"]["max_ctas"] == 16
         assert ranks[0].result["gain_pct"] == pytest.approx(5, abs=0.5)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_watch_knows_the_longest_input_of_all_ranks(ranks):
+    store, collective, seed, record = MemoryStore(), threading.Barrier(ranks), 1, Record()
+
+    def one(number: int) -> Rank:
+        rank = Rank(number, {"ctas16": 0.95})
+        rank.lengths = random.Random(seed)
+        rank.collective = collective
+        kept = record if number == 0 else Record()
+
+        def watched(outcome: TunedJob, ahead: int, each: int) -> Watch:
+            return watch(outcome, ahead=ahead, each=each, record=kept)
+
+        conductor = conduct(tune(rank.default, record=kept), rank.default, watched)
+        return rank.run(store, ranks, steps=700, conductor=conductor)
+
+    played = together(ranks, one)
+    assert all(rank.ran == played[0].ran for rank in played)
+    r = random.Random(seed)
+    longest = [round(1e6 * max(r.uniform(0.7, 1.3) for _ in range(ranks))) for _ in range(700)]
+    steps = [step for step in record.steps if step.purpose in ("watch", "probe", "check", "wait")]
+    known = [(step.inputs.largest.size, longest[step.number]) for step in steps if step.inputs.largest]
+    assert len(steps) > 200
+    assert len(known) >= len(steps) - 16  # of the first plan, only the leader's are known
+    assert all(size == pytest.approx(most, abs=1) for size, most in known)
+
+
+def test_a_post_counts_only_if_all_ranks_have_made_it_since_the_last_announcement():
+    store = MemoryStore()
+    leader, *others = (Agreement(store, number, range(3), deadline_s=1) for number in range(3))
+    assert leader.posted() == []
+    others[0].post({"ms": [1]})
+    assert leader.posted() == []
+    others[1].post({"ms": [2]})
+    assert [report["ms"] for report in leader.posted()] == [[1], [2]]
+    leader.announce({}, lambda reports: {"do": "run"})
+    assert leader.posted() == []
+    assert Agreement(store, 0, [0], deadline_s=1).posted() == []
 
 
 def test_the_cost_of_a_search_counts_what_the_ranks_waited_for_between_steps():

@@ -182,7 +182,7 @@ def _watch(watch: Watch, state: _State) -> Conductor:
                 if not unknown:
                     trials = max(MEET[0], len(trial.then) - LAG)
                 plan = [trial.policy, *trial.then][unknown : unknown + trials]
-                decision = run(plan, light=True, each=trial.steps, say=said)
+                decision = run(plan, light=True, each=trial.steps, inputs=trial.inputs, say=said)
                 reports = yield decision if plan else {"do": "report"}
                 samples = slowest(reports)
                 unknown += len(plan) - len(samples)
@@ -222,6 +222,7 @@ def run(
     learn: bool = False,
     light: bool = False,
     each: int = 1,
+    inputs: bool = False,
     say: Sequence[str] = (),
 ) -> Decision:
     """The decision to run `each` steps under each policy of a plan."""
@@ -233,6 +234,7 @@ def run(
         "learn": learn,
         "light": light,
         "each": each,
+        "inputs": inputs,
         "say": list(say),
     }
 

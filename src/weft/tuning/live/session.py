@@ -124,6 +124,10 @@ class Session:
         self._marks: list[tuple[_Mark | None, _Mark, _Mark, int]] = []
         """Timed steps: end of the step before a pause (None: no pause), begin, end, and number of steps."""
         self._each = self._left = 1
+        self._inputs = False
+        """Whether a follower reports what it copies in each trial of the watch."""
+        self._copied, self._copies = 0, list[float]()
+        """Bytes copied until the last trial ended, and per step of each trial since the last report."""
         self._before: _Mark | None = None
         self._total, self._usual_ms = 0, 0.0
 
@@ -182,6 +186,7 @@ class Session:
             self._before, self._since, self._end = None, end, end
         else:
             self._end = None  # this step's end is not marked, so no pause can be timed from it
+            self._note_inputs()
         if self._plan:
             self._next()
         elif self._light:
@@ -210,6 +215,7 @@ class Session:
     def _report(self) -> Report:
         """A report on all steps since the last one. Waits for the device."""
         self.controls.synchronize()
+        self._copies.clear()
         times, copied, paused_ms = self._times(len(self._marks))
         stall = self._stall()
         if times and self._policy == self.controls.default:
@@ -270,13 +276,26 @@ class Session:
         known = len(self._marks) - LAG if self.agreement.leads else 0
         times, copied, paused_ms = self._times(max(0, known))
         report = {"ms": times, "copied": copied, "paused_ms": paused_ms, "problem": ""}
-        decision = self.agreement.announce(report, self._decide)
+        others = self.agreement.posted() if self._inputs and self.agreement.leads else []
+        if any(len(other["copied"]) != len(copied) for other in others):
+            others = []  # as after the first plan in which they report
+        decision = self.agreement.announce(report, lambda reports: self._decide([*reports, *others]))
         if decision["do"] == "report":
             return self._meet(self._report())
         if decision["do"] in ("prepare", "settle"):  # only decided once all times are known
             self.controls.synchronize()
             return self._meet({"problem": self._attempt(decision)})
         return self._obey(decision)
+
+    def _note_inputs(self) -> None:
+        """A trial has ended on a follower. It reports the trials whose times the leader will know next."""
+        if not self._inputs:
+            return
+        before, self._copied = self._copied, self.controls.copied_bytes()
+        self._copies.append((self._copied - before) / self._each)
+        if len(self._plan) == LAG:
+            self.agreement.post({"ms": [], "copied": self._copies})
+            self._copies.clear()
 
     def _decide(self, reports: Sequence[Report]) -> Decision:
         try:
@@ -336,6 +355,9 @@ class Session:
         self._plan = [policies[index] for index in decision["order"]]
         self._light, self._learn, self._problem = decision["light"], decision["learn"], ""
         self._each = self._left = decision["each"]
+        if self._light and decision["inputs"] and not self._inputs:
+            self._copied = self.controls.copied_bytes()
+        self._inputs = self._light and decision["inputs"]
         for line in decision["say"]:
             self.on_say(line)
         if self._learn:

@@ -9,17 +9,17 @@ from weft.measure.copied_by_policy import CopiedByPolicy
 from weft.measure.input_sizes import InputSizes, SizedStep
 
 _LEAST_MS, _MOST_MS = 1e-6, 1e9  # shorter and longer steps were not timed correctly
+_MOST_RANKS = 16  # whose inputs a watch asks for: the leader reads those of each rank
 _MOST_BYTES = 2.0**60  # a step cannot copy more; less than 0 means that a process restarted its count
 
 
 class Inputs(NamedTuple):
-    """The inputs of one step: the largest of all ranks, for which the others wait, and the leader's own.
-
-    `largest` is None in a watch, where only the leader reports.
-    """
+    """The inputs of one step: the largest of all ranks, for which the others wait, and the leader's own."""
 
     largest: SizedStep | None
+    """None if not all ranks have reported, as happens in a watch."""
     own: SizedStep
+    watched: bool
 
 
 class StepInputs:
@@ -28,6 +28,7 @@ class StepInputs:
     def __init__(self) -> None:
         self._largest, self._own = InputSizes(), InputSizes()
         self._before: tuple[float, ...] = ()
+        self._ranks = 0
         self._by_policy = CopiedByPolicy()
         """The leader's sizes."""
         self._both_ms = [0.0, 0.0]
@@ -47,14 +48,19 @@ class StepInputs:
         return not self._depend and (self._largest.matter or self._own.matter)
 
     @property
+    def of_all_ranks(self) -> bool:
+        """Whether a watch should ask all ranks for their inputs."""
+        return self.matter and 1 < self._ranks <= _MOST_RANKS
+
+    @property
     def explain_nothing(self) -> bool:
         """Whether input sizes have explained no step times for long; earlier steps are not converted then."""
         return self._own.explains_nothing and self._largest.explains_nothing
 
-    def of(self, ms: float, copied: Sequence[float], *, light: bool, together: bool) -> Inputs | None:
+    def of(self, ms: float, copied: Sequence[float], *, watched: bool, together: bool) -> Inputs | None:
         """The inputs of the next step, or of several timed `together`; None if unknown.
 
-        `copied`: bytes by rank, the leader first; for a `light` trial only the leader's.
+        `copied`: bytes by rank, the leader first; of a `watched` step perhaps only the leader's.
         """
         before, self._before = self._before, tuple(copied)
         timed = _LEAST_MS < ms < _MOST_MS
@@ -62,19 +68,20 @@ class StepInputs:
             return None
         if together or len(before) < len(copied):
             before = tuple(copied)
-        largest = None if light else SizedStep(ms, max(copied), max(before))
-        return Inputs(largest, SizedStep(ms, copied[0], before[0]))
+        self._ranks = max(self._ranks, len(copied))
+        largest = SizedStep(ms, max(copied), max(before)) if len(copied) == self._ranks else None
+        return Inputs(largest, SizedStep(ms, copied[0], before[0]), watched)
 
     def usual_ms(self, step: Inputs) -> float:
         """The time, in ms, that a step would have taken with the usual input."""
         if self._depend:
             return step.own.ms
+        # `beyond` not in a search: a policy that makes the program copy more must not look faster there.
         if step.largest is not None:
-            return self._largest.usual_ms(step.largest)
+            return self._largest.usual_ms(step.largest, beyond=step.watched)
         by_own, by_largest = self._both_ms
         comparable = by_own > 0 and self._largest.matter
-        # `beyond` not in a search: a policy that makes the program copy more must not look faster there.
-        usual_ms = self._own.usual_ms(step.own, beyond=True)
+        usual_ms = self._own.usual_ms(step.own, beyond=step.watched)
         return usual_ms * (by_largest / by_own if comparable else 1.0)
 
     def note(self, step: Inputs | None, policy: int) -> None:

@@ -35,6 +35,8 @@ class Trial:
     """
     light: bool = False
     """Whether this is a trial of the watch: a timestamp is enough, and no rank waits for others' reports."""
+    inputs: bool = False
+    """In a watch: whether all ranks report what they copy from their hosts, not only the leader."""
     settle: bool = False
     """Whether to release what other policies need, because none of them is needed until further notice."""
     say: str = ""
@@ -54,7 +56,8 @@ class Sample:
     paused_ms: float = 0.0
     """Time outside steps before the trial: ranks met, or communicators were created or released."""
     copied: tuple[float, ...] = ()
-    """Bytes per step that each rank copied from its host, the leader first; in a watch only the leader's."""
+    """Bytes per step that each rank copied from its host, the leader first. In a watch they may be the leader's
+    alone."""
 
 
 class RecordedStep(NamedTuple):
@@ -99,7 +102,7 @@ class Record:
             self.policies.append(trial.policy)
         policy = self.policies.index(trial.policy)
         together = trial.steps > 1
-        inputs = self.inputs.of(sample.ms, sample.copied, light=trial.light, together=together)
+        inputs = self.inputs.of(sample.ms, sample.copied, watched=trial.light, together=together)
         kept = None if self.inputs.explain_nothing else inputs
         step = RecordedStep(self.number, sample.ms, policy, purpose, kept, met=sample.paused_ms > 0)
         usual_ms = self.usual_ms(step)

@@ -61,10 +61,12 @@ class WatchTrials:
     ) -> Generator[Trial, Sample, Sample]:
         """Run a trial of the watch, for which no rank waits.
 
-        Its time does not depend on its place in the job's cycle, except in a proof, which takes measured times.
+        Its time does not depend on its place in the job's cycle, except in a proof.
         """
         number, self.cycle_changed = self._number, False
-        sample = yield from self.ask(Trial(policy, self.each, then=tuple(then), light=True), purpose)
+        inputs = self.record.inputs.of_all_ranks and not self.idle
+        trial = Trial(policy, self.each, then=tuple(then), light=True, inputs=inputs)
+        sample = yield from self.ask(trial, purpose)
         if purpose == "proof" or not 0 < sample.ms < math.inf:
             return sample
         even = self.cycle.even(sample, number)
