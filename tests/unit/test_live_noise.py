@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from statistics import median
 
@@ -91,6 +92,24 @@ def test_a_cycle_of_two_blocks_does_not_spoil_the_interval():
     found = [outcome for seed in range(60) if (outcome := tuned(kind, seed, 0.05)).kept]
     assert len(found) >= 50
     assert sum(outcome.ci_pct[0] <= 5 <= outcome.ci_pct[1] for outcome in found) >= 0.88 * len(found)
+
+
+class Refusing(SimulatedJob):
+    """Two candidates cannot be prepared: no step runs under them."""
+
+    def run(self, trial: Trial) -> Sample:
+        if trial.policy.max_ctas in (6, 24):
+            return Sample(math.inf, "cannot be prepared")
+        return super().run(trial)
+
+
+@pytest.mark.parametrize("name", ["every 4 steps +50%", "cycle 1, 1, 2, 2"])
+def test_candidates_that_cannot_be_prepared_do_not_move_the_cycle_of_a_job(name):
+    for seed in range(5):
+        job = Refusing(JOBS[name], seed, better_by(0.05))
+        outcome = searched(job.run, record=job.record)
+        assert outcome.policy.max_ctas == BETTER.max_ctas
+        assert outcome.warm_up_steps + outcome.steps == job.record.number == job.number
 
 
 class AfterMeetings(SimulatedJob):

@@ -105,7 +105,8 @@ class Record:
         usual_ms = self.usual_ms(step)
         self.inputs.note(inputs, policy)
         self.steps.append(step)
-        self.number += trial.steps
+        if math.isfinite(sample.ms):  # else no step ran: what the policy needs could not be made
+            self.number += trial.steps
         if len(self.steps) > MOST_STEPS:
             self._thin()
         return usual_ms
