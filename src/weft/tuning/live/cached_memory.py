@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 NOTABLE = 0.02  # share by which trials must have raised what the allocator keeps
 HELD_S = 0.15  # NCCL's watchdog, which looks every 0.1 s, holds the tensors of collectives until then
 
 
 class CachedMemory:
-    """Gives it back to the driver. `before` comes before the trials, `give_back` between two steps.
+    """Gives it back to the driver. `before` comes before such trials, `give_back` between two steps.
 
     The allocator keeps what is free for later tensors, so that other libraries and processes find less memory
     than without weft. All that is free goes back, the program's own part, too.
@@ -19,8 +20,9 @@ class CachedMemory:
         self._before: int | None = None
 
     def before(self) -> None:
-        """Note how much the allocator has now."""
-        self._before = _reserved()
+        """Note how much the allocator has, unless that is noted already."""
+        if self._before is None:
+            self._before = _reserved()
 
     def give_back(self) -> None:
         """Empty the allocator's cache, if trials have raised it notably."""
@@ -33,7 +35,15 @@ class CachedMemory:
         torch.cuda.empty_cache()
 
 
-def _reserved() -> int:
+def allocator_stats() -> dict[str, Any]:
+    """What torch's allocator counts on this GPU; nothing where it does not count, as a pluggable one."""
     import torch
 
-    return torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0
+    try:
+        return dict(torch.cuda.memory_stats()) if torch.cuda.is_initialized() else {}
+    except RuntimeError:
+        return {}
+
+
+def _reserved() -> int:
+    return int(allocator_stats().get("reserved_bytes.all.current", 0))
