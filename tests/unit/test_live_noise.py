@@ -132,6 +132,15 @@ def test_the_cost_of_a_search_is_what_a_stopwatch_shows(kind, simulated, within)
     assert median(abs(told - measured) for told, measured in jobs) < within * JOBS[kind].step_ms
 
 
+@pytest.mark.parametrize(
+    "kind", ["evaluation every 50, cost 30", "checkpoints", "pauses of 200 ms every 15, 100 ms"]
+)
+def test_pauses_of_the_program_are_no_cost_of_a_search(kind):
+    """Also where all of them come under other policies than the default."""
+    jobs = [cost_of_search(JOBS[kind], seed, share) for seed in range(8) for share in (0.0, 0.05)]
+    assert median(abs(told - measured) for told, measured in jobs) < 5 * JOBS[kind].step_ms
+
+
 def test_a_job_of_very_short_steps_is_not_slowed_down_by_a_search_that_it_cannot_afford():
     life = lived(JOBS["quiet, 0.3 ms"], 0, 0.0, 30_000)
     assert life.extra_pct < 1

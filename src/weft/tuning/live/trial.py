@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median
+from statistics import fmean, median, median_low
 from typing import Any, NamedTuple
 
 from weft.policy import Policy
@@ -15,7 +16,7 @@ from weft.tuning.live.step_inputs import Inputs, StepInputs
 POLICY_STALLED = "stalled"
 PROGRAM_PAUSED = "paused"
 """Problem of a trial that took too long although its policy was reverted: the program itself paused."""
-LONG_PAUSE = 3.0  # times a usual step: one under the default that takes longer waits for the program itself
+LONG_PAUSE = 3.0  # times a usual step: one that takes longer, where not all do, waits for the program itself
 MOST_STEPS = 6000  # that a record holds; of older steps every other one is dropped
 
 
@@ -123,22 +124,28 @@ class Record:
         """How much longer the steps since that one took than under the default without tuning.
 
         Such steps are those under the default that no rank waited for others before. `usual_ms`: of one, if
-        there is none.
+        there is none. Steps in which the program itself pauses are left out.
         """
         own = self.policies.index(default) if default in self.policies else -1
-        undisturbed, others = list[float](), list[float]()
+        undisturbed, others = list[float](), defaultdict[int, list[float]](list)
         ends = [*(step.number for step in self.steps[1:]), self.number]
         for step, end in zip(self.steps, ends, strict=True):
             if step.number < first or step.purpose in ("warm-up", "pause") or not math.isfinite(step.ms):
                 continue
             as_without = step.policy == own and step.purpose != "profile" and not step.met
-            (undisturbed if as_without else others).extend([self.usual_ms(step)] * (end - step.number))
+            times = undisturbed if as_without else others[step.policy]
+            times.extend([self.usual_ms(step)] * (end - step.number))
         undisturbed = undisturbed or [usual_ms]
         longest_ms = LONG_PAUSE * median(undisturbed)
-        if max(undisturbed) <= longest_ms:  # the program never pauses: a policy has made it
-            longest_ms = math.inf
         usual_ms = fmean(ms for ms in undisturbed if ms <= longest_ms)
-        return sum(ms - usual_ms for ms in others if ms <= longest_ms)
+        pauses = max([*undisturbed, *others[own]]) > longest_ms
+        extra_ms = 0.0
+        for policy, times in others.items():
+            slow = bool(times) and median_low(times) > longest_ms  # the policy itself is
+            new = 0 if pauses or policy == own else 1  # what it needs comes into use
+            counted = times if slow else [*times[:new], *(ms for ms in times[new:] if ms <= longest_ms)]
+            extra_ms += sum(ms - usual_ms for ms in counted)
+        return extra_ms
 
     def note(self, text: str) -> None:
         self.notes.append(Note(self.number, text))
