@@ -21,7 +21,8 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 ABANDON = {"do": "abandon"}
-_KEPT = 64  # decisions that stay in the store
+_KEPT = 2048
+"""Decisions that stay in the store: between two collectives, the leader may run thousands of steps ahead."""
 WATCH_PATIENCE_S = 60.0
 """How long a follower waits for an announcement, at least: the leader may write a checkpoint meanwhile, and
 programs that run ahead of their device reach the next step before it."""
