@@ -175,6 +175,26 @@ def test_steps_that_need_no_look_are_counted_later(monkeypatch, group, watching)
     assert session.steps == 63
 
 
+def test_the_watch_ends_where_no_step_repeats_any_more(monkeypatch, group, watching):
+    """The policy would stay unwatched, and every optimizer step would look for a period."""
+    left = list[str]()
+    monkeypatch.setattr(watching, "_leave", left.append)
+    group()
+    optimizer = optimizer_of_two_weights()
+    for _ in range(2):
+        for _ in range(200):
+            optimizer.step()
+        for _ in range(800):
+            optimizer_of_two_weights().step()
+    assert not left
+    for _ in range(190):
+        optimizer_of_two_weights().step()
+    assert not left
+    for _ in range(20):
+        optimizer_of_two_weights().step()
+    assert set(left) == {"the program's steps no longer repeat"}
+
+
 def test_an_optimizer_that_ends_no_step_has_no_free_ones(monkeypatch, group, watching):
     """It steps now and then, perhaps several times in a row. What `weft top` shows are the other one's steps."""
     monkeypatch.setattr(Session, "each", 10)

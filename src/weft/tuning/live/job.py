@@ -32,7 +32,8 @@ from weft.tuning.live.uneven_inputs import on_inputs_used_up
 
 _log = logging.getLogger("weft.live")
 
-EVENTS_WITHOUT_STEP = 1000  # optimizer steps after which a program without a period or a group is left alone
+EVENTS_WITHOUT_STEP = 1000  # optimizer steps after which a program without a period or a group is left alone,
+# as is one that has none any more, such as with a new optimizer for each step
 SAVED_S = (5.0, 60.0)  # seconds between two saved states, at first and at most
 
 
@@ -147,10 +148,10 @@ class Live:
             ends = self._steps.ends_with(event)
             if ends:
                 self._step_ended(optimizer, 1 + skipped)
-            elif self._session is None:
+            else:
+                if skipped:
+                    self._output.publish(self._session, ended=skipped, over=self._over)
                 self._wait()
-            elif skipped:
-                self._output.publish(self._session, ended=skipped, over=self._over)
             if ends and self._session is not None and self._steps.length == 1:
                 self._changed = self._session.changed
                 free = self._session.free_steps
@@ -181,7 +182,9 @@ class Live:
 
     def _wait(self) -> None:
         self._events += 1
-        if self._events > EVENTS_WITHOUT_STEP:
+        if self._events > EVENTS_WITHOUT_STEP and self._session is not None:
+            self._leave("the program's steps no longer repeat")
+        elif self._events > EVENTS_WITHOUT_STEP:
             self._end(stopped("no repeating step was found"))
 
     # --- the tuning -------------------------------------------------------------------------------------
@@ -196,6 +199,7 @@ class Live:
             # At the end of a step of one thread, the other is somewhere else in its own on every rank.
             self._leave_others("several threads of the program step optimizers at the same time")
         elif session is not None:
+            self._events = 0
             session.step()
             self._output.publish(session, ended=steps, over=self._over)
             if self._output.leads and time.monotonic() > self._saved_at + self._save_after_s:
