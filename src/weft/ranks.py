@@ -21,7 +21,8 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 ABANDON = {"do": "abandon"}
-_KEPT = 64  # decisions that stay in the store
+_KEPT = 2048
+"""Decisions that stay in the store: between two collectives the leader may be thousands of steps ahead."""
 WATCH_PATIENCE_S = 60.0
 """Minimum time that a follower waits for an announcement: the leader may be writing a checkpoint, and a
 program that runs ahead of its device reaches the next step before the device does."""

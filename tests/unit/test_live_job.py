@@ -175,6 +175,26 @@ def test_steps_that_need_no_look_are_counted_later(monkeypatch, group, watching)
     assert session.steps == 63
 
 
+def test_the_watch_ends_where_no_step_repeats_any_more(monkeypatch, group, watching):
+    """The policy would stay unwatched, and every optimizer step would look for a period."""
+    left = list[str]()
+    monkeypatch.setattr(watching, "_leave", left.append)
+    group()
+    optimizer = optimizer_of_two_weights()
+    for _ in range(2):
+        for _ in range(200):
+            optimizer.step()
+        for _ in range(800):
+            optimizer_of_two_weights().step()
+    assert not left
+    for _ in range(190):
+        optimizer_of_two_weights().step()
+    assert not left
+    for _ in range(20):
+        optimizer_of_two_weights().step()
+    assert set(left) == {"the program's steps no longer repeat"}
+
+
 def test_an_optimizer_that_ends_no_step_has_no_free_ones(monkeypatch, group, watching):
     """It steps now and then, perhaps several times in a row. What `weft top` shows are the other one's steps."""
     monkeypatch.setattr(Session, "each", 10)
@@ -540,6 +560,26 @@ def test_a_proven_policy_of_a_job_that_ends_during_its_measurement_is_kept(
     assert result["text"].endswith("the job ended before this was measured any further")
     assert remembered == [result]
     live._session = None
+
+
+def test_a_job_that_ends_during_another_search_keeps_what_is_known(monkeypatch, group, tmp_path):
+    import torch.distributed as dist
+
+    from weft.policy import Policy
+    from weft.tuning.live.tuned_job import TunedJob
+
+    monkeypatch.setattr(Session, "watching", False, raising=False)
+    monkeypatch.setattr(Session, "leave", lambda self, result: self.on_end(result), raising=False)
+    live = job.Live()
+    live.watch()
+    group()
+    optimize()
+    live._found(TunedJob(policy=Policy(), kept=False, reason="nothing was faster").to_dict())
+    dist.destroy_process_group()
+    group()  # the fixture destroys it
+    result = read_result(tmp_path)
+    assert (result["state"], result["reason"]) == ("left alone", "nothing was faster")
+    assert live._session is None
 
 
 def test_no_start_reads_the_decisions_of_an_earlier_one():

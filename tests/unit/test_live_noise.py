@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from statistics import median
 
@@ -111,6 +112,24 @@ def test_a_cycle_of_two_blocks_does_not_spoil_the_interval():
     assert sum(outcome.ci_pct[0] <= 5 <= outcome.ci_pct[1] for outcome in found) >= 0.88 * len(found)
 
 
+class Refusing(SimulatedJob):
+    """Two candidates cannot be prepared: no step runs under them."""
+
+    def run(self, trial: Trial) -> Sample:
+        if trial.policy.max_ctas in (6, 24):
+            return Sample(math.inf, "cannot be prepared")
+        return super().run(trial)
+
+
+@pytest.mark.parametrize("name", ["every 4 steps +50%", "cycle 1, 1, 2, 2"])
+def test_candidates_that_cannot_be_prepared_do_not_move_the_cycle_of_a_job(name):
+    for seed in range(5):
+        job = Refusing(JOBS[name], seed, better_by(0.05))
+        outcome = searched(job.run, record=job.record)
+        assert outcome.policy.max_ctas == BETTER.max_ctas
+        assert outcome.warm_up_steps + outcome.steps == job.record.number == job.number
+
+
 class AfterMeetings(SimulatedJob):
     """A step takes 30% longer after ranks have met."""
 
@@ -129,6 +148,15 @@ def test_the_cost_of_a_search_is_what_a_stopwatch_shows(kind, simulated, within)
     """Within so many steps; where meetings make steps longer, a search takes 10 to 20 of them."""
     jobs = [cost_of_search(JOBS[kind], seed, share, simulated) for seed in range(5) for share in (0.0, 0.05)]
     assert median(abs(told - measured) for told, measured in jobs) < within * JOBS[kind].step_ms
+
+
+@pytest.mark.parametrize(
+    "kind", ["evaluation every 50, cost 30", "checkpoints", "pauses of 200 ms every 15, 100 ms"]
+)
+def test_pauses_of_the_program_are_no_cost_of_a_search(kind):
+    """Also where all of them come under other policies than the default."""
+    jobs = [cost_of_search(JOBS[kind], seed, share) for seed in range(8) for share in (0.0, 0.05)]
+    assert median(abs(told - measured) for told, measured in jobs) < 5 * JOBS[kind].step_ms
 
 
 def test_a_job_of_very_short_steps_is_not_slowed_down_by_a_search_that_it_cannot_afford():

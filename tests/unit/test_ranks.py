@@ -47,6 +47,9 @@ class MemoryStore:
     def check(self, keys: list[str]) -> bool:
         return all(key in self.data for key in keys)
 
+    def delete_key(self, key: str) -> bool:
+        return self.data.pop(key, None) is not None
+
     def wait(self, keys: list[str], timeout: timedelta) -> None:
         with self.changed:
             if not self.changed.wait_for(lambda: self.check(keys), timeout.total_seconds()):
@@ -77,6 +80,18 @@ def test_all_ranks_do_what_the_first_decides_from_all_reports():
     decisions = together(4, rank)
     assert decisions == [decisions[0]] * 4
     assert [d["sum"] for d in decisions[0]] == [0, 6, 12, 18, 24]
+
+
+def test_a_rank_that_is_far_behind_reads_all_decisions_and_old_ones_go():
+    """Such as where ranks average their models every thousand steps only."""
+    store = MemoryStore()
+    leader, follower = (Agreement(store, rank, range(2), deadline_s=20) for rank in range(2))
+    for turn in range(1000):
+        leader.announce({}, lambda reports, turn=turn: {"do": "run", "turn": turn})
+    assert [follower.announce({}, dict)["turn"] for _ in range(1000)] == list(range(1000))
+    for _ in range(9000):
+        leader.announce({}, lambda reports: {"do": "run"})
+    assert len(store.data) < 5000
 
 
 @pytest.mark.parametrize("gone", [0, 1])

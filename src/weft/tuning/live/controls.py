@@ -17,7 +17,6 @@ from weft.shim import apply, binding, communicators, layout, nccl_binding, spans
 from weft.tuning.candidates import cta_choices
 from weft.tuning.entry import nodes_of
 from weft.tuning.live import start_trial
-from weft.tuning.live.cached_memory import CachedMemory
 from weft.tuning.live.costs import CommCosts, comm_costs
 from weft.tuning.live.frameworks import Choices, Frameworks
 from weft.tuning.live.options import Facts, Kernel
@@ -43,12 +42,10 @@ class LaunchControls:
         self._traces = False
         self.copied_bytes = binding.copied_bytes()
         self._frameworks = Frameworks(default) if models else None
-        self._cached = CachedMemory()
         apply.handle_framework(self._frameworks.apply if self._frameworks else None)
         tracer.watch_tracer()
 
     def learn(self) -> None:
-        self._cached.before()
         self._traces = tracer.start()
         apply.shape_launches(self.default, track=True)
         self._before, self._calls = _counts(), _last_call()
@@ -167,7 +164,6 @@ class LaunchControls:
             communicators.release()
         if self._frameworks is not None:
             self._frameworks.release()
-        self._cached.give_back()
         tracer.unwatch()
 
     def synchronize(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from weft.errors import UnavailableError
 from weft.policy import FRAMEWORK, Policy
 from weft.tuning.live import ddp, fsdp
+from weft.tuning.live.cached_memory import CachedMemory, allocator_stats
 
 MARGIN_BYTES = 2 << 30  # least GPU memory that always stays free
 COMMUNICATOR_BYTES = 1 << 30
@@ -31,6 +32,8 @@ class Frameworks:
         self._default = default or Policy()
         self._buckets: ddp.Buckets | None = None
         self._sharding: fsdp.Sharding | None = None
+        self._cached = CachedMemory()
+        self._models_now = self._default.models
 
     def learn(self) -> None:
         """Find the models, at the end of a step, and record the order of their modules from now on."""
@@ -77,6 +80,7 @@ class Frameworks:
     def prepare(self, policy: Policy) -> None:
         """Create what a policy needs. Raises UnavailableError if that is not possible."""
         buckets, sharding = self._models(policy)
+        self._note_memory(policy)
         if buckets is not None and (policy.bucket_mb is not None or policy.first_bucket_mb is not None):
             buckets.prepare(policy.bucket_mb, policy.first_bucket_mb)
         if sharding is None:
@@ -97,10 +101,12 @@ class Frameworks:
             sharding.check(policy)
         if buckets is not None:
             buckets.check(policy.bucket_mb, policy.first_bucket_mb)
+        self._note_memory(policy)
         if sharding is not None:
             sharding.use(policy)
         if buckets is not None:
             buckets.use(policy.bucket_mb, policy.first_bucket_mb)
+        self._models_now = policy.models
 
     def release(self) -> None:
         """Release what the policy in force does not need."""
@@ -108,6 +114,12 @@ class Frameworks:
             self._buckets.release()
         if self._sharding is not None:
             self._sharding.release()
+        self._cached.give_back()
+
+    def _note_memory(self, policy: Policy) -> None:
+        """Record the allocator's memory before the first trial of framework controls: only they take some."""
+        if policy.models not in (self._default.models, self._models_now):
+            self._cached.before()
 
     def _models(self, policy: Policy) -> tuple[ddp.Buckets | None, fsdp.Sharding | None]:
         """The models that can be changed (None if none). Raises if the policy needs others."""
@@ -157,7 +169,7 @@ def spare_bytes() -> float:
     if not torch.cuda.is_initialized():
         return float("inf")
     free, total = torch.cuda.mem_get_info()
-    stats = torch.cuda.memory_stats()
+    stats = allocator_stats()
     reserved = stats.get("reserved_bytes.all.current", 0)
     peak = max(stats.get("allocated_bytes.all.peak", 0), stats.get("allocated_bytes.all.current", 0))
     return float(free + max(0, reserved - peak) - max(MARGIN_BYTES, 0.02 * total))

@@ -32,7 +32,8 @@ from weft.tuning.live.uneven_inputs import on_inputs_used_up
 
 _log = logging.getLogger("weft.live")
 
-EVENTS_WITHOUT_STEP = 1000  # optimizer steps without a period or a process group, after which tuning stops
+EVENTS_WITHOUT_STEP = 1000
+"""Optimizer steps without a period or a process group, after which tuning or the watch stops."""
 SAVED_S = (5.0, 60.0)  # seconds between saved states: first and longest interval
 
 
@@ -117,8 +118,8 @@ class Live:
         self._leave(reason)
 
     def _leave(self, reason: str) -> None:
-        """End the tuning on this rank. If the job was being watched, its result remains."""
-        if self._session is not None and self._session.watching:
+        """End the tuning on this rank. The result of a search that is over remains."""
+        if self._session is not None and (self._session.watching or self._result is not None):
             self._session.leave(self._final())
         else:
             self._give_up(reason)
@@ -147,10 +148,10 @@ class Live:
             ends = self._steps.ends_with(event)
             if ends:
                 self._step_ended(optimizer, 1 + skipped)
-            elif self._session is None:
+            else:
+                if skipped:
+                    self._output.publish(self._session, ended=skipped, over=self._over)
                 self._wait()
-            elif skipped:
-                self._output.publish(self._session, ended=skipped, over=self._over)
             if ends and self._session is not None and self._steps.length == 1:
                 self._changed = self._session.changed
                 free = self._session.free_steps
@@ -181,7 +182,9 @@ class Live:
 
     def _wait(self) -> None:
         self._events += 1
-        if self._events > EVENTS_WITHOUT_STEP:
+        if self._events > EVENTS_WITHOUT_STEP and self._session is not None:
+            self._leave("the program's steps no longer repeat")
+        elif self._events > EVENTS_WITHOUT_STEP:
             self._end(stopped("no repeating step was found"))
 
     # --- the tuning -------------------------------------------------------------------------------------
@@ -196,6 +199,7 @@ class Live:
             # When one thread ends a step, the other is at a different point of its own step on every rank.
             self._leave_others("several threads of the program step optimizers at the same time")
         elif session is not None:
+            self._events = 0
             session.step()
             self._output.publish(session, ended=steps, over=self._over)
             if self._output.leads and time.monotonic() > self._saved_at + self._save_after_s:

@@ -93,7 +93,7 @@ class SearchSteps:
         first = self.record.number
         samples = yield from ask_all(policies, self.record, "search")
         last = self.record.number - len(policies)
-        self.spent += last - first  # steps that had to be measured again
+        self.spent += last - first  # those that had to be measured again, less those that did not run
         return [self._noted(policies[i], sample, last + i) for i, sample in enumerate(samples)]
 
     def _noted(self, policy: Policy, sample: Sample, number: int) -> float:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median
+from statistics import fmean, median, median_low
 from typing import Any, NamedTuple
 
 from weft.policy import Policy
@@ -15,7 +16,7 @@ from weft.tuning.live.step_inputs import Inputs, StepInputs
 POLICY_STALLED = "stalled"
 PROGRAM_PAUSED = "paused"
 """Problem of a trial that took too long even after its policy was reverted: the program itself paused."""
-LONG_PAUSE = 3.0  # times a usual step: a longer one under the default waited for the program itself
+LONG_PAUSE = 3.0  # times a usual step: a longer one waited for the program itself, unless all steps do
 MOST_STEPS = 6000  # trials that a record holds; beyond this, every other ordinary one of the watch is dropped
 
 
@@ -56,8 +57,7 @@ class Sample:
     paused_ms: float = 0.0
     """Time outside steps before the trial: ranks met, or communicators were created or released."""
     copied: tuple[float, ...] = ()
-    """Bytes per step that each rank copied from its host, the leader first. In a watch they may be the leader's
-    alone."""
+    """Bytes per step that each rank copied from its host, the leader first; in a watch perhaps its own only."""
 
 
 class RecordedStep(NamedTuple):
@@ -108,7 +108,8 @@ class Record:
         usual_ms = self.usual_ms(step)
         self.inputs.note(inputs, policy)
         self.steps.append(step)
-        self.number += trial.steps
+        if math.isfinite(sample.ms):  # otherwise no step ran: the policy could not be prepared
+            self.number += trial.steps
         if len(self.steps) > MOST_STEPS:
             self._thin()
         return usual_ms
@@ -125,21 +126,28 @@ class Record:
         """How many ms longer the steps since step `first` took than under the default without tuning.
 
         They are compared with default steps that no meeting preceded, or with `usual_ms` if there are none.
+        Steps in which the program itself pauses are left out.
         """
         own = self.policies.index(default) if default in self.policies else -1
-        undisturbed, others = list[float](), list[float]()
+        undisturbed, others = list[float](), defaultdict[int, list[float]](list)
         ends = [*(step.number for step in self.steps[1:]), self.number]
         for step, end in zip(self.steps, ends, strict=True):
             if step.number < first or step.purpose in ("warm-up", "pause") or not math.isfinite(step.ms):
                 continue
             as_without = step.policy == own and step.purpose != "profile" and not step.met
-            (undisturbed if as_without else others).extend([self.usual_ms(step)] * (end - step.number))
+            times = undisturbed if as_without else others[step.policy]
+            times.extend([self.usual_ms(step)] * (end - step.number))
         undisturbed = undisturbed or [usual_ms]
         longest_ms = LONG_PAUSE * median(undisturbed)
-        if max(undisturbed) <= longest_ms:  # the program never pauses, so long steps are due to policies
-            longest_ms = math.inf
         usual_ms = fmean(ms for ms in undisturbed if ms <= longest_ms)
-        return sum(ms - usual_ms for ms in others if ms <= longest_ms)
+        pauses = max([*undisturbed, *others[own]]) > longest_ms
+        extra_ms = 0.0
+        for policy, times in others.items():
+            slow = bool(times) and median_low(times) > longest_ms  # because of the policy
+            new = 0 if pauses or policy == own else 1  # the first step, in which its communicators connect
+            counted = times if slow else [*times[:new], *(ms for ms in times[new:] if ms <= longest_ms)]
+            extra_ms += sum(ms - usual_ms for ms in counted)
+        return extra_ms
 
     def note(self, text: str) -> None:
         self.notes.append(Note(self.number, text))
