@@ -57,7 +57,7 @@ class Sample:
     paused_ms: float = 0.0
     """Time outside steps before the trial: ranks met, or communicators were created or released."""
     copied: tuple[float, ...] = ()
-    """Bytes per step that each rank copied from its host, the leader first; in a watch perhaps its own only."""
+    """Bytes per step that each rank copied from its host, the leader first; a watch may know only that."""
 
 
 class RecordedStep(NamedTuple):
