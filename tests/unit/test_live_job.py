@@ -562,6 +562,26 @@ def test_a_proven_policy_of_a_job_that_ends_during_its_measurement_is_kept(
     live._session = None
 
 
+def test_a_job_that_ends_during_another_search_keeps_what_is_known(monkeypatch, group, tmp_path):
+    import torch.distributed as dist
+
+    from weft.policy import Policy
+    from weft.tuning.live.tuned_job import TunedJob
+
+    monkeypatch.setattr(Session, "watching", False, raising=False)
+    monkeypatch.setattr(Session, "leave", lambda self, result: self.on_end(result), raising=False)
+    live = job.Live()
+    live.watch()
+    group()
+    optimize()
+    live._found(TunedJob(policy=Policy(), kept=False, reason="nothing was faster").to_dict())
+    dist.destroy_process_group()
+    group()  # the fixture destroys it
+    result = read_result(tmp_path)
+    assert (result["state"], result["reason"]) == ("left alone", "nothing was faster")
+    assert live._session is None
+
+
 def test_no_start_reads_the_decisions_of_an_earlier_one():
     """torchrun keeps the store where a restart changes the number of nodes, with the same count of restarts."""
     import torch.distributed as dist

@@ -118,8 +118,8 @@ class Live:
         self._leave(reason)
 
     def _leave(self, reason: str) -> None:
-        """End the tuning on this rank, or the watch, whose result then remains."""
-        if self._session is not None and self._session.watching:
+        """End the tuning on this rank, or the watch (also in another search), whose result then remains."""
+        if self._session is not None and (self._session.watching or self._result is not None):
             self._session.leave(self._final())
         else:
             self._give_up(reason)
