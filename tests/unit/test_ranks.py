@@ -20,6 +20,7 @@ from weft.tuning.live.options import Facts
 from weft.tuning.live.search import tune
 from weft.tuning.live.session import Session as ImpatientSession
 from weft.tuning.live.trial import Record
+from weft.tuning.live.trial_length import MEET
 from weft.tuning.live.tuned_job import TunedJob, final
 from weft.tuning.live.watch import Watch, watch
 from weft.tuning.live.watch_status import WatchStatus
@@ -613,6 +614,26 @@ def test_a_rank_that_is_out_of_step_ends_the_tuning_on_all_ranks():
     ranks = job({"ctas16": 0.8}, skip=30)
     assert {rank.ran[-1] for rank in ranks} == {"overlap"}
     assert all("not at the same step" in rank.result["reason"] for rank in ranks)
+
+
+@pytest.mark.parametrize("skipped", [200, 203, 207])
+def test_a_rank_that_skips_a_step_ends_the_watch_on_all_ranks(skipped):
+    """Otherwise it would change the CTAs of another step's collectives than the other ranks."""
+    store, collective = MemoryStore(), threading.Barrier(3)
+
+    def one(number: int) -> Rank:
+        rank = Rank(number, {"ctas16": 0.9})
+        rank.collective = collective
+        rank.skip = skipped if number == 1 else 0
+
+        def watched(outcome: TunedJob, ahead: int, each: int) -> Watch:
+            return watch(outcome, ahead=ahead, each=each)
+
+        return rank.run(store, 3, conductor=conduct(tune(rank.default), rank.default, watched))
+
+    ranks = together(3, one)
+    assert all("not at the same step" in rank.result["reason"] for rank in ranks)
+    assert all(set(rank.ran[skipped + 4 * MEET[0] :]) == {rank.ran[-1]} for rank in ranks)
 
 
 def test_a_mistake_in_the_method_ends_the_tuning_on_all_ranks():

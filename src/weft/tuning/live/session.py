@@ -17,7 +17,7 @@ from weft.errors import UnavailableError
 from weft.policy import Policy
 from weft.ranks import ABANDON, Agreement, Decision, Report
 from weft.shim.apply import PREPARE_S
-from weft.tuning.live.conductor import Conductor
+from weft.tuning.live.conductor import Conductor, different_steps
 from weft.tuning.live.interrupts import of_the_program
 from weft.tuning.live.options import Facts
 from weft.tuning.live.trial import POLICY_STALLED, PROGRAM_PAUSED
@@ -29,6 +29,9 @@ LEAST_DEADLINE_S = 5.0
 DEADLINE = 10.0  # times the usual step: how long other ranks may take to reach the boundary
 STALL = 10.0  # times the usual step: how long each step of a trial may take
 LEAST_STALL_S = 5.0
+MOST_APART = 2
+"""A collective of another thread of the program may come before the end of a step on one rank, and after it on
+another; a rank that has skipped a step stays behind."""
 RESCUED = 0.25  # share of the allowed time: a trial that ends later after its rescue had another problem
 _log = logging.getLogger("weft.live")
 
@@ -124,6 +127,8 @@ class Session:
         self._marks: list[tuple[_Mark | None, _Mark, _Mark, int]] = []
         """Timed steps: end of the step before a pause (None: no pause), begin, end, and number of steps."""
         self._each = self._left = 1
+        self._apart = 0
+        """Decisions of the watch in a row at which this rank was at another step than the leader."""
         self._inputs = False
         """Whether a follower reports what it copies in each trial of the watch."""
         self._copied, self._copies = 0, list[float]()
@@ -273,13 +278,22 @@ class Session:
 
     def _hear(self) -> None:
         """In the watch: the leader decides what comes next, from the steps that the device has finished."""
+        clock = self.controls.clock()
         known = len(self._marks) - LAG if self.agreement.leads else 0
         times, copied, paused_ms = self._times(max(0, known))
         report = {"ms": times, "copied": copied, "paused_ms": paused_ms, "problem": ""}
         others = self.agreement.posted() if self._inputs and self.agreement.leads else []
         if any(len(other["copied"]) != len(copied) for other in others):
             others = []  # as after the first plan in which they report
-        decision = self.agreement.announce(report, lambda reports: self._decide([*reports, *others]))
+        decide = self._decide
+        decision = self.agreement.announce(
+            report, lambda reports: {**decide([*reports, *others]), "clock": clock}
+        )
+        self._apart = self._apart + 1 if different_steps([decision.get("clock", {}), clock]) else 0
+        if self._apart == MOST_APART:
+            reason = f"rank {self.agreement.rank} is not at the same step as the first rank"
+            self.agreement.leave(reason)
+            return self.stop(reason)
         if decision["do"] == "report":
             return self._meet(self._report())
         if decision["do"] in ("prepare", "settle"):  # only decided once all times are known
