@@ -30,8 +30,8 @@ DEADLINE = 10.0  # times the usual step: how long other ranks may take to reach 
 STALL = 10.0  # times the usual step: how long each step of a trial may take
 LEAST_STALL_S = 5.0
 MOST_APART = 2
-"""A collective of another thread of the program may come before the end of a step on one rank, and after it on
-another; a rank that has skipped a step stays behind."""
+"""Decisions of the watch at which a rank may be at another step than the leader. Once is no proof: a collective
+of another thread may come before the end of a step on one rank and after it on another."""
 RESCUED = 0.25  # share of the allowed time: a trial that ends later after its rescue had another problem
 _log = logging.getLogger("weft.live")
 
@@ -128,7 +128,7 @@ class Session:
         """Timed steps: end of the step before a pause (None: no pause), begin, end, and number of steps."""
         self._each = self._left = 1
         self._apart = 0
-        """Decisions of the watch in a row at which this rank was at another step than the leader."""
+        """Decisions of the watch in a row at which this rank differed from the leader."""
         self._inputs = False
         """Whether a follower reports what it copies in each trial of the watch."""
         self._copied, self._copies = 0, list[float]()
