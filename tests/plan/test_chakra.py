@@ -208,7 +208,7 @@ def made(name: str):
 
 
 def run(job: TrainingJob, groups: RankGroups, ranks: list[list[ChakraNode]]) -> None:
-    """Start each node when it is ready: a collective when all its ranks are, a transfer when both ends are."""
+    """Start nodes as they become ready: a collective with all its ranks, a transfer with both its ends."""
     members = {str(number): set(who) for who, number in groups.ids.items()} | {"": set(range(job.gpus))}
     done = [set() for _ in ranks]
     left = [list(nodes) for nodes in ranks]
