@@ -39,7 +39,7 @@ COMPUTE_NAMES = [
 
 
 def random_trace(seed: int, spans: int = 300, **more) -> tuple[TraceBuilder, dict[str, set[int]]]:
-    """Spans at random and, counted nanosecond by nanosecond in another way, what they cover."""
+    """Random spans and the nanoseconds that they cover, counted one by one as sets."""
     pick = random.Random(seed)
     built = TraceBuilder(**more)
     covered: dict[str, set[int]] = {"compute": set(), "comm": set(), "memory": set()}

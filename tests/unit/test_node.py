@@ -1,4 +1,4 @@
-"""Node profiles: what they say of a collective, the files they come from, and the model behind them."""
+"""Node profiles: their predictions for a collective, their files, and the model behind them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_switch_reduces_with_its_own_ctas_and_small_messages_take_few():
 
 
 def test_bytes_through_memory_are_conserved():
-    """What all ranks send is what all ranks have written into their buffers."""
+    """All ranks together write into their buffers what all ranks send."""
     n, size = 8, 64 * MIB
     for kind, results in (("all_gather", size), ("reduce_scatter", size / n), ("all_to_all", size)):
         _, written = memory_traffic(kind, size, n, "ring")
