@@ -1,8 +1,8 @@
 """Controls for live tuning without a GPU that change real DDP and FSDP2 models, on a simulated clock.
 
-WEFT_TUNE_CONTROLS=framework_controls:FrameworkControls. EFFECTS: factors on the step time
-by part of a policy's label. FAIL: label@rank, a policy that fails on that rank. COPIES: offers FSDP2 gathers by
-copy engines, with gloo and plain memory in their place; "refused": opening the window fails. Each rank writes
+WEFT_TUNE_CONTROLS=framework_controls:FrameworkControls. EFFECTS: factors on the step time by part of a
+policy's label. FAIL: label@rank, a policy that fails on that rank. COPIES: offers FSDP2 gathers by copy
+engines, with gloo and plain memory in their place; "refused": opening the window fails. Each rank writes
 $RECORD/rankN.json.
 """
 

@@ -1,8 +1,8 @@
 """How a gloo rank leaves its group, and exits.
 
 A gloo thread needs the GIL to release the tensors of its last collective. If the interpreter shuts down at
-that moment, torch 2.13 aborts ("terminate called without an active exception"): 15 of 25 jobs of 4 ranks did so
-without weft, 6 of 30 with only a barrier, none with a barrier and a pause.
+that moment, torch 2.13 aborts ("terminate called without an active exception"): 15 of 25 jobs of 4 ranks did
+so without weft, 6 of 30 with only a barrier, none with a barrier and a pause.
 """
 
 from __future__ import annotations

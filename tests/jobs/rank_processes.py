@@ -2,8 +2,8 @@
 
     python rank_processes.py RANKS FOLDER PROGRAM.py ARGUMENTS…
 
-Writes FOLDER/output.RANK and FOLDER/codes.json. With WEFT_TUNE in the environment each rank starts live tuning,
-as importing torch does under `weft run --tune`.
+Writes FOLDER/output.RANK and FOLDER/codes.json. With WEFT_TUNE in the environment each rank starts live
+tuning, as importing torch does under `weft run --tune`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def run_rank_processes(
 ) -> tuple[list[int], list[str]]:
     """Run a Python program once per rank, with torchrun's variables. Returns exit codes and outputs by rank.
 
-    The output goes to files: with pipes, a rank that writes more than a pipe holds would block, and so would the
-    other ranks.
+    The output goes to files: with pipes, a rank that writes more than a pipe holds would block, and so would
+    the other ranks.
     """
     command = [__file__, ranks, folder, *program]
     said = folder / "runner"

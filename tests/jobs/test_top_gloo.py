@@ -120,7 +120,8 @@ def test_what_tuning_does_and_finds_is_that_of_the_statistics(folder):
         "RECORD": str(folder),
         "EFFECTS": json.dumps(effects),
         "STEPS": "560",
-        # The job waits until `weft top` has seen it: at the start, and in the watch, where a step may be a probe.
+        # The job waits until `weft top` has seen it: at the start, and in the watch, where a step may be a
+        # probe.
         "HOLD": json.dumps({"start": "seen.0", "430": "seen.1", "445": "seen.2", "460": "seen.3"}),
     }
     program = [str(HERE / "live_job.py")]

@@ -22,7 +22,7 @@ def sped_up(path, trace, ratio, entered=None):
 
 
 def exposed_run(steps=10, *, launch_early=True):
-    """Steps of 100 µs of compute, a 200 µs collective that needs it, and compute that needs the collective."""
+    """Steps of 100 µs of compute, a 200 µs collective that needs it, and compute that needs that."""
     trace = TraceBuilder()
     for i in range(steps):
         at = i * 302 * US

@@ -96,7 +96,7 @@ class Case:
     maps: tuple[str, ...] = ()
     """Paths of objects whose keys are names; all their values share one description."""
     policies: bool = False
-    """Whether to describe the keys of policies. Otherwise a policy is one value: its keys depend on the result."""
+    """Whether to describe the keys of policies. Otherwise a policy is one value: its keys are a result."""
 
 
 def printed(*words: str, codes: tuple[int, ...] = (0,)) -> Callable[[Path], Any]:

@@ -102,7 +102,7 @@ class Rank:
 
 
 def simulate(schedules, xs, ws):
-    """Run all ranks. Of the steps whose `after` is done, the last listed goes first, to expose missing edges."""
+    """Run all ranks. Of the steps that may run, the last listed goes first, to expose missing edges."""
     ranks = [Rank(s, x, w) for s, x, w in zip(schedules, xs, ws, strict=True)]
     mail: dict[tuple[int, int, int], np.ndarray] = {}
     progress = True

@@ -94,7 +94,7 @@ def check_every_schedule(rank, ranks):
 
 
 def check_again_and_again(rank, ranks):
-    """One plan for many calls on new tensors; a transposed w; out=; more dimensions; more pieces; a policy."""
+    """One plan, many calls on new tensors; a transposed w; out=; more dimensions; more pieces; a policy."""
     m, n, k = ranks * 6, 5, 4
     for operation in OPERATIONS:
         rows = split(m, ranks)
@@ -285,8 +285,8 @@ def check_disagreements(rank, ranks):
 def check_late_disagreement(rank, ranks):
     """One rank changes its shape; the others repeat an agreed call and wait for its data until the timeout.
 
-    The group's timeout is short, and starts when all ranks have arrived, however long that took. The others must
-    fail before the odd rank, which waits for their reply, gives up; so the odd rank calls later.
+    The group's timeout is short, and starts when all ranks have arrived, however long that took. The others
+    must fail before the odd rank, which waits for their reply, gives up; so the odd rank calls later.
     """
     w, timeout_s = torch.ones(4, 4), 4.0
     hasty = dist.new_group(timeout=timedelta(seconds=timeout_s))
