@@ -596,7 +596,7 @@ LIMITS = """
 def test_limits_of_the_environment_hold_and_can_be_changed_in_a_live_job(
     nccl_program, tmp_path, given, variables, in_file
 ):
-    """Also those of nccl.conf, which the environment outranks."""
+    """Including limits in nccl.conf, which the environment outranks."""
     env = {"NCCL_CONF_FILE": str(tmp_path / "nccl.conf")} | (
         {"NCCL_MAX_CTAS": variables} if variables else {}
     )

@@ -287,7 +287,7 @@ def test_a_signal_after_the_program_has_ended_does_not_change_its_exit_code(fold
         command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as running:
         assert running.stdout is not None
-        assert running.stdout.read() == "over\n"  # weft has let go of its own copy: the program has ended
+        assert running.stdout.read() == "over\n"  # end of file: weft closed its copy, too
         time.sleep(0.3)
         running.send_signal(number)
         time.sleep(0.3)

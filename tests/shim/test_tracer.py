@@ -105,7 +105,7 @@ tell(tracer.stop(), launched=[r["attributes"] for r in launched()])
 
 
 def test_a_stamp_is_as_large_as_a_cta_of_its_collective(traced):
-    """And of the priority that the collective has, so that it cannot be placed where the collective was not."""
+    """It also has the collective's priority, so it cannot be placed where the collective was not."""
     result = traced(f"""
 comm, small = kernel("{NCCL}", registers=96, static_shared=2048), kernel("{NCCL}_small")
 cost("{NCCL}", 300, sms=8)
@@ -207,7 +207,7 @@ tell(tracer.stop())
         [end - ends[0] for end in ends], abs=20
     )
     result = traced(source.format(learn=""))
-    assert result["broken"] == 1  # the first of its kind, which nobody could know
+    assert result["broken"] == 1  # the first of its kind, which could not be foreseen
     assert result["counters"]["pdl_splits"] == 1
 
 

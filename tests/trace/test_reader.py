@@ -357,7 +357,7 @@ def test_the_time_text_of_the_builder():
 
 @pytest.mark.parametrize(("compute", "comm"), [("stream 7", "stream 16"), (7, 16), ("Compute", "NCCL")])
 def test_the_thread_names_the_stream_where_no_argument_does(tmp_path, compute, comm):
-    """As PyTorch 1.8 writes traces. With all spans on one stream, the cause would be `same_stream`."""
+    """PyTorch 1.8 writes such traces. With all spans on one stream, the cause would be `same_stream`."""
 
     def span(name, thread, start, length):
         times = {"ts": start, "dur": length}

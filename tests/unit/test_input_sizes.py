@@ -71,7 +71,7 @@ def test_inputs_that_are_suddenly_much_longer_are_seen():
 
 
 def test_inputs_that_slowly_become_longer_do_not_make_times_jump():
-    """Where a few are beyond what is known, those steps would look like stalls, and half of them like two paces."""
+    """A few lengths beyond the known range would look like stalls, and half of them like two paces."""
     sizes = learned(drawn(16))
     for growth in (1.0, 1.1, 1.2, 1.3):
         times = [
@@ -123,7 +123,7 @@ def test_a_job_that_gets_other_inputs_is_learned_anew():
 
 
 def test_inputs_that_explain_the_first_steps_only_are_not_used_later():
-    """Such as while the files of a first epoch are not in the cache, or shapes are compiled."""
+    """For example while the first epoch's files are not cached, or shapes are being compiled."""
     r, sizes = random.Random(0), InputSizes()
     later = []
     for number in range(200):
@@ -245,7 +245,7 @@ def test_only_steps_under_one_policy_are_learned_from():
 
 
 def test_what_a_policy_copies_itself_is_not_taken_for_a_larger_input():
-    """Such as parameters that are kept in the host's memory, and are gathered more often."""
+    """For example parameters kept in host memory and gathered more often."""
     r, steps = random.Random(0), []
     for number in range(80):
         other = number >= 20 and number % 2

@@ -58,7 +58,7 @@ def test_more_bytes_never_make_it_faster_and_the_range_includes_it(node, kind, o
 
 @pytest.mark.parametrize("node", NODES, ids=lambda node: node.name)
 def test_no_bytes_take_no_time(node):
-    """Also where a curve has points, which begin at a start-up time, and for fewer ranks than it has."""
+    """Holds for curves with points, which begin at a start-up time, and for fewer ranks than the node's."""
     for kind in NODE_COLLECTIVES:
         for ranks in (2, node.ranks):
             assert node.collective(kind, 0, ranks=ranks).us == 0, kind
