@@ -254,7 +254,7 @@ class Rank:
         self.making_s = self.releasing_s = 0.0
         self.marked = self.copied = 0
         self.lengths: random.Random | None = None
-        """Draws the input lengths: the same on all ranks, each of which uses one of them."""
+        """Of the inputs: the same draws on all ranks, each of which takes one of them."""
         self.released = False
         self.result: dict | None = None
 
@@ -321,7 +321,7 @@ class Rank:
             self.steps += 2 if self.steps == self.skip - 1 else 1
             if not session.over:
                 session.step()
-        assert agreement.deadline_s == 60  # from the step time alone it would be 5 s
+        assert agreement.deadline_s == 60  # by the steps alone it would be 5 s
         return self
 
     def ended(self, result: dict) -> None:
