@@ -1,14 +1,14 @@
-"""Does the advice of `weft analyze` come true? Records jobs on a GPU with every change, judges them later.
+"""Does the advice of `weft analyze` come true? Records jobs on a GPU under every change; judges them later.
 
     python benchmarks/advice_replay.py record OUT --deadline 200    # on the GPU: torch, an NCCL for ghosts
     python benchmarks/advice_replay.py judge OUT [--out RESULTS]    # anywhere, with weft's dependencies
 
-`record` runs jobs of benchmarks/live/configs.py (two ranks, one a ghost) in one process each, at two numbers
-of CTAs as if these were the job's own. It measures the job as it is and with every change that advice could
-name, in turns, then a few steps through torch.profiler. While one process is on the GPU, the next one starts
-up. `judge` analyzes each trace and compares the range of each item that has a command with what that change
-saved. It names the recording, and says whether constants of the advice were fitted to it: then its figures
-show how well the model fits, not how well it predicts.
+`record` runs jobs of benchmarks/live/configs.py (two ranks, one a ghost), each in its own process, with each
+of two CTA counts as the job's own. It measures the job unchanged and with every change that advice could
+name, interleaved, then profiles a few steps with torch.profiler. While one process uses the GPU, the next one
+starts up. `judge` analyzes each trace, and compares the stated range of each advice item that has a command
+with what that change saved. It names the recording, and says whether constants of the advice were fitted to
+it; if so, its figures show how well the model fits, not how well it predicts.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def key_of(policy: Policy) -> str:
 
 
 class Replay:
-    """Takes the place of the examples' loop: measures all changes in turns, then profiles each base."""
+    """Replaces the examples' step loop: measures all changes interleaved, then profiles each base."""
 
     def __init__(self, name: str, out: Path, limit_s: float) -> None:
         self.name, self.out, self.limit_s = name, out, limit_s
@@ -96,7 +96,7 @@ class Replay:
 
     @staticmethod
     def trace(job: Any, path: Path) -> None:
-        """Steps through the profiler; last, because every later launch is slower once it was used."""
+        """Profile some steps. Comes last, because the profiler slows every later launch."""
         import torch
 
         if not torch.cuda.is_available():
@@ -184,7 +184,7 @@ def describe(path: Path, calls: list[dict[str, Any]]) -> None:
 
 
 def child(arguments: list[str]) -> None:
-    """One job in this process, once its gate is open: --gate FILE NAME OUT LIMIT [--tiny]."""
+    """Run one job in this process once its gate opens: --gate FILE NAME OUT LIMIT [--tiny]."""
     from job import take_gate
 
     name, out, limit_s, *tiny = take_gate(arguments)
@@ -201,7 +201,7 @@ def child(arguments: list[str]) -> None:
 
 
 def record(out: Path, names: list[str], deadline_s: float, measure_s: float, more: list[str]) -> None:
-    """Fills a folder with times and traces of each job; what is there stays when time is over."""
+    """Fill a folder with times and traces of each job. At the deadline it keeps what it has."""
     from compare import Process, environment
 
     out.mkdir(parents=True, exist_ok=True)
@@ -246,7 +246,7 @@ def summary(out: Path, name: str) -> str:
 
 
 def advised_policy(command: str, base: int) -> Policy:
-    """The policy that an advised command stands for, on a job with this number of CTAs."""
+    """The policy that an advised command applies, for a job with this number of CTAs."""
     words = shlex.split(command.split(" -- ", maxsplit=1)[0])
     settings = dict(word.split("=", 1) for word in words if "=" in word)
     flags = {word: words[at + 1] for at, word in enumerate(words[:-1]) if word.startswith("--")}
@@ -298,7 +298,7 @@ def judge(out: Path, results: Path | None) -> None:
 
 
 def mean_width(rows: list[dict[str, Any]]) -> float:
-    """Of the stated ranges, in points of the step."""
+    """Mean width of the stated ranges, in percentage points of the step."""
     return statistics.fmean(row["stated_pct"][1] - row["stated_pct"][0] for row in rows) if rows else 0.0
 
 
@@ -331,7 +331,7 @@ def provenance(name: str) -> str:
 
 
 def judged(out: Path, name: str, base: int) -> list[dict[str, Any]]:
-    """What was advised for one job and what came of it."""
+    """The advice for one job and its measured effect."""
     import weft
 
     times, trace = out / f"{name}.json", out / f"{name}.{base}.rank0.json.gz"

@@ -3,10 +3,10 @@
 
     python benchmarks/analyze_vs_hta.py --hta-python VENV/bin/python --out benchmarks/results
 
-`--hta-python` is a Python with `HolisticTraceAnalysis` and `pandas<3`. Every run is a process of its own; the
-two tools take turns; wall time and peak memory are the operating system's. `--scale` adds a trace of 10M events
-for weft alone. The synthetic trace has the mix of events of a training step on A100 (of ten events one kernel),
-the text layout of PyTorch's exporter, and a true overlap that is known by construction.
+`--hta-python` is a Python with `HolisticTraceAnalysis` and `pandas<3`. Every run is a separate process; the
+two tools take turns; wall time and peak memory come from the operating system. `--scale` adds a trace of 10M
+events for weft alone. The synthetic trace has the event mix of a training step on A100 (one kernel per ten
+events), the text layout of PyTorch's exporter, and a true overlap that is known by construction.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def measure(command: list[str], env: dict[str, str]) -> dict[str, Any]:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL, env=env)
         peak = samples = 0
         while True:
-            # High-water marks only grow, so sampling rarely misses little.
+            # High-water marks only grow, so even rare samples miss little.
             done, status, usage = os.wait4(process.pid, os.WNOHANG)
             if done:
                 break
@@ -176,7 +176,7 @@ def compare(files: list[Path], repeat: int, hta_python: str | None, env: dict[st
     answers: dict[str, Any] = {}
     for tool, command in commands.items():
         if tool == "weft":
-            measure(command, env)  # its modules are compiled, its files in the page cache
+            measure(command, env)  # warm up: compile its modules, load its files into the page cache
     for _ in range(repeat):
         for tool, command in commands.items():
             run = {**measure(command, env), "load": round(os.getloadavg()[0], 1)}
@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for analyze_vs_hta.json and .md")
     args = parser.parse_args()
     root = Path(__file__).parent.parent
-    # With bytecode, as an installed package has it.
+    # With bytecode, like an installed package.
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPATH"] = str(root / "src")
     command = " ".join(["python", *sys.argv]).replace(

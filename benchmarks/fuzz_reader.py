@@ -3,9 +3,10 @@
 
     python benchmarks/fuzz_reader.py --seconds 1200 [--seed 0]
 
-Mutates small traces of every format (Kineto JSON plain and packed, Nsight Systems SQLite, XLA profiles, rocprofv3
-tables) and analyzes them, in a child process per slice of time with an address-space limit. A fault is an exception
-that is no WeftError, a signal, an input that takes more than 20 s, or more than 2 GB. Faults are kept in --keep.
+Mutates small traces of every format (Kineto JSON plain and packed, Nsight Systems SQLite, XLA profiles,
+rocprofv3 tables) and analyzes them, in a child process per slice of time with an address-space limit. A fault
+is an exception other than WeftError, a signal, an input that takes more than 20 s, or more than 2 GB. Faults
+are kept in --keep.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ TOKENS = (
 
 
 def seeds() -> list[tuple[str, bytes]]:
-    """Small traces, by the name of the file they would be in."""
+    """Small traces, each with a file name for its format."""
     from test_formats import GEMM, NCCL, ROCPROF, as_nsys, as_rocprof_json, xspace
     from trace_programs import comm, compute, run, wait
 
@@ -91,7 +92,7 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
 
 
 def one_input(path: Path) -> None:
-    """Analyzes one file; raises where a user would meet anything but a clear error."""
+    """Analyze one file; raises whatever a user would see instead of a clear error."""
     from weft.errors import WeftError
     from weft.trace import formats
     from weft.trace.analysis import analyze_traces
@@ -107,7 +108,7 @@ def one_input(path: Path) -> None:
 
 
 def child(seed: int, seconds: float, keep: Path) -> None:
-    """Runs inputs until the time is over; the one at hand stays in `keep` if the process dies."""
+    """Run inputs until the time is over; if the process dies, the current input stays in `keep`."""
     from weft.trace import files, scan
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES + (1 << 30), MEMORY_BYTES + (1 << 30)))

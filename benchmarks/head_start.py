@@ -2,10 +2,10 @@
 
     python benchmarks/head_start.py --nccl libnccl.so.2 [--ctas 4 8] [--repeats 3] [--out FILE]
 
-Runs this same file as an ordinary program (torch and NCCL, nothing of weft), with and without options of
-`weft run`, interleaved. The program is a pipeline of 8192³ bf16 products, each followed by an
-all-reduce of the same length between two NCCL ranks on one GPU; it times compute alone, communication alone,
-one after the other, and both overlapped, and works out the fraction of ideal.
+Runs this file as an ordinary program (torch and NCCL, no weft), with and without options of `weft run`,
+interleaved. The program is a pipeline of 8192³ bf16 GEMMs, each followed by an all-reduce of the same length
+between two NCCL ranks on one GPU. It times compute alone, communication alone, the two in sequence, and the
+two overlapped, and computes the fraction of ideal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def program() -> None:
 
     def pipeline(buffers: list[torch.Tensor], compute: bool, communicate: bool, sequential: bool) -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(4_000_000)  # the launches are all queued before the first kernel starts
+        torch.cuda._sleep(4_000_000)  # queue all launches before the first kernel starts
         start.record()
         ranks.wait_for(start)
         for _ in range(ITERATIONS):

@@ -3,8 +3,8 @@
     WEFT_NCCL=libnccl.so.2 PYTHONPATH=src python benchmarks/head_start_sweep.py --out FILE    # 45 s
     PYTHONPATH=src python benchmarks/head_start_sweep.py --show FILE                         # the table again
 
-Products of 8192³ bf16, each followed by an all-reduce of 0.85 to 1.1 times its length, with 4 to 12 CTAs for
-each of two ranks on one GPU; every policy in turn, in random order.
+GEMMs of 8192³ in bf16, each followed by an all-reduce of 0.85 to 1.1 times its length, with 4 to 12 CTAs for
+each of two ranks on one GPU; all policies interleaved, in random order.
 """
 
 from __future__ import annotations

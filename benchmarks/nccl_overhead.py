@@ -1,9 +1,10 @@
 """Overhead of the shim per NCCL call.
 
 Runs tests/shim/nccl_hammer.c against the fake NCCL, directly and under the shim, interleaved, with 1 to 4
-threads. CPU time of one all-reduce, least of nine rounds, median over repeats; the cost is the difference.
-Without rules for collectives, and with as many as a policy holds, of which the last one matches: by each
-call's configuration (NCCL 2.31 and newer), and by the tuner plugin, where the fake NCCL plans every call.
+threads. Measures the CPU time of one all-reduce: the least of nine rounds, median over repeats; the cost is
+the difference. Runs without rules for collectives, and with the maximum number of rules, of which only the
+last one matches: by per-call configuration (NCCL 2.31 and newer), and by the tuner plugin, where the fake
+NCCL plans every call.
 
     python benchmarks/nccl_overhead.py [--repeats 7] [--out benchmarks/results/nccl_overhead.json]
 """

@@ -1,6 +1,6 @@
 """Rules for collectives on a real NCCL: CTAs and time of each collective under several rules.
 
-Two ghost ranks on one GPU (NCCL 2.30 or newer), by each call's configuration and by the tuner plugin alone;
+Two ghost ranks on one GPU (NCCL 2.30 or newer), by per-call configuration and by the tuner plugin alone;
 about 10 s each. The program is that of tests/gpu/test_rules_gpu.py.
 
     WEFT_NCCL=…/libnccl.so.2 python benchmarks/nccl_rules.py [--out benchmarks/results/gpu/nccl_rules.json]

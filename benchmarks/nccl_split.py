@@ -1,4 +1,4 @@
-"""Cost of a sibling communicator, and whether its limit of CTAs is effective.
+"""Cost of a sibling communicator, and whether its CTA limit takes effect.
 
     WEFT_NCCL=libnccl.so.2 python benchmarks/nccl_split.py --out FILE
 

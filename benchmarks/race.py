@@ -1,4 +1,4 @@
-"""How often the race finds the best of 40 candidates, and how many measurements it needs.
+"""How often does the race find the best of 40 candidates, and how many measurements does it need?
 
     python benchmarks/race.py [--trials 100] [--out benchmarks/results/tune/race.json]
 

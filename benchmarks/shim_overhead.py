@@ -1,9 +1,10 @@
 """Overhead of the shim per kernel launch.
 
-Runs tests/shim/hammer.c against the fake driver, directly and under the shim, interleaved, with 1 to
-8 threads, and with 100,000 kernels loaded of which 2,000 are launched. CPU time of one launch, the least of
-nine rounds, median over repeats; the cost is the difference. In the rows named "cold", the thread writes 3 MB
-before each launch, so that the caches of its core hold nothing of the shim; their time is that of a clock.
+Runs tests/shim/hammer.c against the fake driver, directly and under the shim, interleaved, with 1 to 8
+threads, and with 100,000 loaded kernels of which 2,000 are launched. Measures the CPU time of one launch: the
+least of nine rounds, median over repeats; the cost is the difference. In the rows named "cold", the thread
+writes 3 MB before each launch, so that its core's caches hold nothing of the shim; their time is elapsed
+time.
 
     python benchmarks/shim_overhead.py [--repeats 7] [--out benchmarks/results/shim_overhead.json]
 """
@@ -38,7 +39,7 @@ POLICIES = {
 
 @dataclass(frozen=True)
 class Load:
-    """What is launched: of so many `kernels` that are loaded, `hot` ones in turn."""
+    """The launches: `hot` of the `kernels` loaded ones, in turn."""
 
     threads: int = 1
     kernels: int = 8

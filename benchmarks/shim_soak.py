@@ -2,7 +2,7 @@
 
 Threads launch 512 kernels of a changing set while the policy changes every 20 ms, modules are unloaded and
 children are forked (tests/shim/soak.c). Counts must be exact; memory may grow by 50 MB. `--sanitizer` builds
-program and shim with it, and fails where it finds anything.
+program and shim with that sanitizer, and fails if it finds anything.
 
     python benchmarks/shim_soak.py --launches 1e9 --threads 16
     python benchmarks/shim_soak.py --launches 1e7 --sanitizer thread      # or address, undefined
@@ -44,7 +44,7 @@ CC = ["cc", "-std=gnu11", "-O2", "-g", f"-I{ROOT / 'src/weft/shim/csrc'}"]
 
 
 def build_fake(folder: Path) -> None:
-    """The fake driver, as a program and a linker look for it."""
+    """Build the fake driver under the names that programs and linkers look for."""
     fake = [
         "-shared",
         "-fPIC",
@@ -69,7 +69,7 @@ def build(folder: Path, sanitizer: str | None, library: Path | None) -> Path:
 
 
 def soak(launches: int, threads: int, sanitizer: str | None, library: Path | None = None) -> dict[str, Any]:
-    """One run, as a row; `clean` where everything is as it must be. `library`: a shim with that sanitizer."""
+    """One run, as a row; `clean` if everything is as it must be. `library`: a shim with that sanitizer."""
     with tempfile.TemporaryDirectory() as name:
         program = build(Path(name), sanitizer, library)
         start = time.monotonic()
@@ -113,7 +113,7 @@ def soak(launches: int, threads: int, sanitizer: str | None, library: Path | Non
 
 
 def commit() -> str:
-    """What was run, with a + where files differ from it."""
+    """The commit that was run, with a + if files differ from it."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 

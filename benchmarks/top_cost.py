@@ -4,9 +4,8 @@
 
 A job of 4 ranks with 12 kernels each, and one of 64 ranks with 120. A rank launches each of its kernels once
 and ends a step, four times a second. `weft top JOB` runs on a terminal (a pseudo-terminal of 120 by 50
-characters), then with `--json`. The share of a core is the time that all of its threads ran (the kernel's
-schedstat, in nanoseconds) after it has started up, by the seconds that passed. CPU time hardly depends on
-what else the machine does.
+characters), then with `--json`. The share of a core is the time that all its threads ran after startup (the
+kernel's schedstat, in nanoseconds), over the seconds that passed. CPU time hardly depends on other load.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ sys.exit(max(process.wait() for process in all))
 
 
 def cpu_ns(pid: int) -> int:
-    """The time that the threads of a process ran."""
+    """The time in ns that the threads of a process ran."""
     return sum(int(file.read_text().split()[0]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat"))
 
 
 def terminal() -> tuple[int, int]:
-    """Both ends of a terminal of 120 by 50 characters, which is read all the time."""
+    """Both ends of a pseudo-terminal of 120 by 50 characters; a thread keeps reading its output."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 120, 0, 0))
 

@@ -4,13 +4,13 @@
 
 Programs of tracer_programs.py, in one process: `launches` (thousands of small kernels), `mixed` (cuBLAS,
 cuDNN, Triton, ATen, NCCL, a CUDA graph), `persistent` (GEMMs that take every SM, so that collectives wait),
-`layers` (a transformer; nothing was fitted to it), `anatomy` (single kinds of kernels; only in part 3).
+`layers` (a transformer; nothing was fitted to it), `anatomy` (single kinds of kernels; part 3 only).
 
 1. Control: for each program, episodes of two blocks of steps with a short sleep between them. No trace has
    run yet.
-2. Episodes of [untraced block A] [traced steps] [untraced block B]. B over A of one episode is what a trace
-   leaves behind; A of the next episode over B is the same without a trace in between.
-3. Since Kineto slows what comes after it, last: steps under Kineto, the tracer and both, by turns.
+2. Episodes of [untraced block A] [traced steps] [untraced block B]. B over A of one episode is the cost that
+   a trace leaves behind; A of the next episode over B is the null, without a trace in between.
+3. Steps under Kineto, the tracer and both, interleaved. Comes last, since Kineto slows everything after it.
 
 Needs an NCCL that places two ranks on one GPU. About 70 seconds.
 """
@@ -86,7 +86,7 @@ def profiled(step: Step, *, both: bool = False) -> tuple[list[Row], Any]:
 
 
 def figures(rows: list[Row]) -> dict[str, float]:
-    """Of one step, in ms."""
+    """Figures of one step, in ms."""
     comm = spans.union_spans(row[1:] for row in rows if is_comm(row[0]))
     compute = spans.union_spans(row[1:] for row in rows if not is_comm(row[0]))
     ms = 1e-6 / STEPS
@@ -101,7 +101,7 @@ def figures(rows: list[Row]) -> dict[str, float]:
 
 
 def without_own_gaps(recording: Any) -> dict[str, float]:
-    """Of one step, in ms: what live tuning uses, without the gaps that events make between kernels."""
+    """Figures of one step in ms, as live tuning uses them: without the gaps that events cause."""
     profile = spans.span_profile(recording, STEPS)
     assert profile is not None
     assert profile.comm_ms is not None
@@ -181,7 +181,7 @@ def without_kineto(step: Step, episodes: int) -> dict[str, Any]:
 
 
 def gaps(recording: Any) -> list[float]:
-    """From "stream ready" to the event behind the launch completion: least, median, most."""
+    """Least, median and most time from "stream ready" to the event after the launch completion."""
     both = [raw for raw in recording.spans if raw.placed_ns >= 0 and raw.before_ns >= 0]
     found = sorted((raw.placed_ns - raw.before_ns) / 1e3 for raw in both)
     return [found[0], statistics.median(found), found[-1]] if found else []
@@ -194,7 +194,7 @@ RAW = (
 
 
 def raw_of(recording: Any) -> dict[str, Any]:
-    """Everything about a recording, to look at afterwards."""
+    """Everything about a recording, for later inspection."""
     times = {"self_times": self_times[-1].found() if self_times else []}
     if recording is None:
         return times
@@ -211,11 +211,11 @@ def raw_of(recording: Any) -> dict[str, Any]:
 
 
 everything: list[dict[str, Any]] = []
-"""What was recorded and profiled of the present program, for --details."""
+"""Recordings and profiles of the current program, for --details."""
 
 
 def with_kineto(step: Step) -> dict[str, Any]:
-    """Kineto alone, the tracer alone and both at once, by turns."""
+    """Kineto alone, the tracer alone and both at once, interleaved."""
     step()
     alone, ours, alike, same, errors = [], [], [], [], []
     kernels = 0
@@ -245,19 +245,19 @@ def with_kineto(step: Step) -> dict[str, Any]:
 
 
 def ratio_of(same: dict[str, float]) -> dict[str, float]:
-    """Ours over Kineto's, of the same steps."""
+    """Our figures over Kineto's, for the same steps."""
     return {
         key: value / (same[f"kineto_{key}"] or 1e-9) for key, value in same.items() if "kineto" not in key
     }
 
 
 def spread(values: list[float]) -> list[float]:
-    """Of the turns under Kineto alone: least and most."""
+    """Least and most of the turns under Kineto alone."""
     return [round(min(values), 4), round(max(values), 4)]
 
 
 def comm_errors(kineto: list[Row], ours: list[Row]) -> list[float]:
-    """How much later than Kineto we see collectives start, relative to their ends, in us."""
+    """Microseconds by which we see collectives start later than Kineto does, relative to their ends."""
     theirs = sorted((end, end - start) for name, start, end in kineto if is_comm(name))
     mine = sorted((end, end - start) for name, start, end in ours if is_comm(name))
     if len(theirs) != len(mine):
@@ -270,7 +270,7 @@ def quartiles(values: list[float]) -> list[float]:
 
 
 def compared(found: dict[str, Any]) -> dict[str, float]:
-    """The bars: ours over Kineto's, on the same kind of step and on the same steps."""
+    """The bars: our figures over Kineto's, on the same kind of step and on the same steps."""
     out = {}
     for key in ("comm_ms", "overlapped_ms", "exposed_ms", "compute_ms"):
         kinds = {

@@ -1,7 +1,7 @@
 """Programs for benchmarks/tracer.py: each returns a function that runs one step on the current GPU.
 
-`launches`, `mixed` and `persistent` are those that the tracer's bars name. Nothing was fitted to `layers`.
-`anatomy` shows what events cost by kind of kernel: with and without a collective in flight.
+The tracer's bars are defined on `launches`, `mixed` and `persistent`. Nothing was fitted to `layers`.
+`anatomy` shows the cost of events by kind of kernel, with and without a collective in flight.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def spinning(out, cycles, BLOCK: tl.constexpr) -> None:  # type: ignore[no-untyp
 
 
 self_times: list[Any] = []
-"""Of `anatomy`: the SelfTimed of tracer_self_timed.py."""
+"""The SelfTimed objects (tracer_self_timed.py) of `anatomy`."""
 
 
 def anatomy() -> Step:
@@ -175,7 +175,7 @@ def anatomy() -> Step:
 
     def step() -> None:
         for busy in (False, True):
-            torch.cuda._sleep(3_000_000)  # until all is queued
+            torch.cuda._sleep(3_000_000)  # until everything is queued
             for kind in kinds:
                 if busy:
                     comm.begin()

@@ -26,7 +26,7 @@ GRIDS, DURATIONS_NS, REPEATS = (1, 132, 528, 4224), (4_000, 30_000), 4
 
 
 class SelfTimed:
-    """Kernels of several sizes that time themselves: what events and Kineto say of them can be compared."""
+    """Kernels of several sizes that time themselves, to compare with events and Kineto."""
 
     def __init__(self) -> None:
         self._cases = [(grid, ns, w) for grid in GRIDS for ns in DURATIONS_NS for w in (False, True)]

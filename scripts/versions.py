@@ -1,9 +1,9 @@
 """Which levers work on which NCCL and torch, from the symbols of real wheels and from what ran on a GPU.
 
 The wheels are large, so this does not run in CI; tests/unit/test_versions.py checks its result. It reads
-wheels that are on disk (`pip download --no-deps nvidia-nccl-cu13==2.32.3`, `… torch==2.15.0`), needs `nm`,
-keeps the symbols of wheels that are not given, and writes the data and the page: after a function was added
-to the table of hooks, run it without a wheel. What ran on a GPU (`ran` in the data) is entered by hand, from
+wheels on disk (`pip download --no-deps nvidia-nccl-cu13==2.32.3`, `… torch==2.15.0`), needs `nm`, keeps the
+recorded symbols of wheels that are not given, and writes the data and the page. After adding a function to
+the table of hooks, run it without a wheel. What ran on a GPU (`ran` in the data) is entered by hand, from
 benchmarks/results/gpu.
 
     python scripts/versions.py [WHEEL…]
@@ -81,7 +81,7 @@ def hook_names() -> list[str]:
 
 
 def dynamic_symbols(library: Path) -> tuple[set[str], set[str]]:
-    """The nccl functions that a library defines, and those that it wants."""
+    """The nccl functions that a library defines, and those that it imports."""
     text = subprocess.run(["nm", "-D", str(library)], capture_output=True, text=True, check=True).stdout
     rows = [line.split() for line in text.splitlines()]
     named = [(row[-2], row[-1].partition("@")[0]) for row in rows if len(row) >= 2]
@@ -96,7 +96,7 @@ def extracted(wheel: zipfile.ZipFile, pattern: str, folder: Path) -> Path:
 
 
 def nccl_row(path: Path) -> dict[str, Any]:
-    """What an NCCL wheel has of what weft uses."""
+    """Which of the functions that weft uses an NCCL wheel has."""
     with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as folder:
         library = extracted(wheel, r"libnccl\.so\.2$", Path(folder))
         defined, _ = dynamic_symbols(library)
@@ -111,7 +111,7 @@ def nccl_row(path: Path) -> dict[str, Any]:
 
 
 def torch_row(path: Path) -> dict[str, Any]:
-    """What a torch wheel calls of NCCL, and which controls its FSDP2 has."""
+    """Which NCCL functions a torch wheel calls, and which controls its FSDP2 has."""
     with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as folder:
         library = extracted(wheel, r"/libtorch_cuda\.so$", Path(folder))
         _, wanted = dynamic_symbols(library)
@@ -134,7 +134,7 @@ def torch_row(path: Path) -> dict[str, Any]:
 
 
 def split_again(row: dict[str, Any], kept: str) -> dict[str, Any]:
-    """The same symbols by today's table of hooks: `kept` names those that weft intercepts."""
+    """The same symbols by the current table of hooks; `kept` is the key of those that weft intercepts."""
     symbols = {*row[kept], *row["not_intercepted"]}
     hooks = hook_names()
     return row | {

@@ -1,4 +1,4 @@
-"""A command line of weft, run in the process of the test."""
+"""Runs a weft command line in the test's own process."""
 
 from __future__ import annotations
 

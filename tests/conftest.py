@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Setup for all tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-# A shell starts what runs in the background with these ignored, and every program of a test would inherit that.
+# A shell starts background jobs with these signals ignored, and the programs of the tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGQUIT") and signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
@@ -15,9 +15,9 @@ if hasattr(signal, "SIGQUIT") and signal.getsignal(signal.SIGQUIT) is signal.SIG
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Let pytest-rerunfailures tell its main process of each test at once.
+    """Let pytest-rerunfailures report each test to its main process at once.
 
-    Otherwise the second of two short messages waits for the acknowledgement of the first, up to 40 ms at each test.
+    Otherwise the second of two short messages waits up to 40 ms for the acknowledgement of the first.
     """
     told = getattr(getattr(session.config, "failures_db", None), "sock", None)
     if told is not None:

@@ -1,6 +1,6 @@
-"""How properties are tested: on the same examples in every run, so that CI fails only for what changed.
+"""Settings of property tests: the same examples in every run, so that CI fails only because of a change.
 
-WEFT_EXPLORE=1 pytest … draws others each time.
+WEFT_EXPLORE=1 pytest … draws new examples each time.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ from hypothesis import settings
 
 
 def examples(count: int = 100, **more: Any) -> settings:
-    """So many examples, however long each of them takes: the machine may be busy."""
+    """This many examples without a deadline: the machine may be busy."""
     return settings(max_examples=count, deadline=None, derandomize="WEFT_EXPLORE" not in os.environ, **more)

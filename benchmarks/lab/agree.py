@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python3 benchmarks/lab/agree.py RUN1/quick.jsonl RUN2/quick.jsonl
 
-Prints each candidate of which both runs have the time and whose intervals do not meet; exit code 1 if there
-are more than one in twenty of them.
+Prints each candidate timed in both runs whose intervals do not overlap; exit code 1 if these are more than
+one in twenty.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     WEFT_NCCL=libnccl.so.2 PYTHONPATH=src python3 benchmarks/lab/clocks.py --rows modern.jsonl --out DIR
 
-The bound (docs/lab.md) takes the time of compute alone for its SM-time. That holds at equal clocks. A GPU at
-its power limit lowers them, and compute and a collective together may draw more than compute alone. So each
-chosen policy of a result file of `weft bench` runs again for longer: compute alone, its collectives alone and
-together, in random order, while NVML is read every few milliseconds. DIR/clocks.jsonl has a line for each
-row: times, clocks, watts, the time over the bound, and over the bound at the clock of the overlapped run. The
-table is printed at the end.
+The bound (docs/lab.md) uses the time of compute alone as its SM-time, which holds only at equal clocks. A GPU
+at its power limit lowers its clock, and compute and a collective together may draw more than compute alone.
+So each chosen policy in a result file of `weft bench` runs again for longer: compute alone, its collectives
+alone, and both together, in random order, while NVML is read every few milliseconds. DIR/clocks.jsonl has a
+line for each row: times, clocks, watts, time over bound, and time over the bound at the clock of the
+overlapped run. Prints the table at the end.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from weft.policy import Policy
 from weft.workload import Workload
 
 RANKS = 2
-LONG_MS = 250.0  # a run: many times as long as NVML takes for an average
+LONG_MS = 250.0  # length of a run: many times NVML's averaging window
 READ_S = 0.004
 ROUNDS = 5
 
 
 class Sampled:
-    """NVML's clock and power, read by a thread while something runs; empty without NVML."""
+    """Clock and power from NVML, read by a thread during a run; empty without NVML."""
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks, self._stop = clocks, threading.Event()
@@ -57,7 +57,7 @@ class Sampled:
             self._read.append(self._clocks.read())
 
     def busy(self, name: str) -> float:
-        """The mean over the second half of what was read while the GPU drew the most power."""
+        """The mean of the later half of the samples taken at more than 85% of the highest power."""
         found = [one for one in self._read if name in one and "watts" in one]
         if not found:
             return 0.0

@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python3 benchmarks/lab/figures.py [RESULTS_FOLDER] [--docs docs]
 
-Reads paper.jsonl, modern.jsonl and quick.jsonl where they are, writes docs/lab/*.svg, and replaces what
+Reads paper.jsonl, modern.jsonl and quick.jsonl if present, writes docs/lab/*.svg, and replaces what
 stands between `<!-- results: NAME -->` and `<!-- end -->` in docs/lab.md.
 """
 
@@ -121,7 +121,7 @@ def modern_pictures(cells: Cells) -> dict[str, str]:
 
 
 def label(row: dict[str, Any]) -> str:
-    """Today's label of a candidate; results of older versions order its parts differently."""
+    """The current label of a candidate; older results order its parts differently."""
     name = str(row["candidate"])
     today = Policy.from_dict(row["policy"]).label
     return today if sorted(today.split("+")) == sorted(name.split("+")) else name

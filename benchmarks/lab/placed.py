@@ -2,15 +2,15 @@
 
     WEFT_NCCL=/path/to/libnccl.so.2 PYTHONPATH=src python3 benchmarks/lab/placed.py --out DIR [--seconds 190]
 
-Three parts, each with its share of the time, interleaved sample by sample:
+Three parts, each with a share of the time; samples are interleaved:
 
     grid      cuBLAS 8192³ with an all-reduce of 0.5 to 1.5 times its length; 4, 8, 12 and 16 CTAs per rank
     modern    the lab's `modern` suite, with 4, 8, 12 and 16 CTAs per rank
     clusters  the grid's middle with NCCL_CGA_CLUSTER_SIZE=1, so that collectives fit on SMs kept free
 
 Every finished cell is appended to DIR/placed.jsonl: the times alone; for each policy the time, the fraction
-of ideal, of own ideal, and the time over the bound that the SMs set. A table is printed at the end;
-`--table` prints it from a file that is there.
+of ideal, the fraction of own ideal, and the time over the SM bound. A table is printed at the end; `--table`
+prints it from an existing file.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def policies(ctas: int) -> dict[str, Policy]:
 
 
 class Lab:
-    """A worker with the sizes that it has found."""
+    """A worker and the collective sizes that it has found."""
 
     def __init__(self, out: Path, until: float, sms: int, environment: dict[str, str], factory: str) -> None:
         self.out, self.until, self.sms = out, until, sms
@@ -114,7 +114,7 @@ class Lab:
                 except WeftError as error:
                     problems[label] = f"{type(error).__name__}: {error}"
                     self.hangs[label] += isinstance(error, HungError)
-                    refused = type(error) in (UsageError, UnavailableError)  # not a full memory
+                    refused = type(error) in (UsageError, UnavailableError)  # rather than out of memory
                     if refused or self.hangs[label] >= HANGS_ALLOWED:
                         self.refused[label] = str(error)
         row = self.row(samples, workload, ctas)
@@ -176,7 +176,7 @@ def clusters() -> Iterator[tuple[str, Workload, float, int]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Placed against timed over all cells, and the time over the bound by part and policy."""
+    """Placed against timed head start over all cells, and time over the SM bound by part and policy."""
     lines = []
     whole = [row for row in rows if {"placed", "timed"} <= set(row.get("over_bound", {}))]
     slower = sorted((r["ms"]["placed"] / r["ms"]["timed"], r["cell"], r["ratio"], r["ctas"]) for r in whole)

@@ -3,14 +3,14 @@
     WEFT_NCCL=libnccl.so.2 weft run --tune -- python benchmarks/live/before_after.py --out FILE [--tiny]
 
 1. Blocks of thousands of small launches, before torch.distributed is initialized: weft does nothing yet.
-2. A DDP job with a ghost rank until its tuning is over, and SECONDS more, in which the watch runs.
-3. The same blocks again, with a step of the job between two of them: the watch goes on.
+2. A DDP job with a ghost rank until its tuning is over, and SECONDS more while the watch runs.
+3. The same blocks again, with a step of the job between blocks: the watch goes on.
 
-The ratio of the medians, with a 95% interval by resampling blocks, is what tuning leaves behind. Seconds lie
-between both, in which the pace of a shared host changes by several percent. So each block is a mixture, in
-small pieces, of launches and of plain Python that launches nothing, and `ratio` is that of launches over
-Python; `ratio_ms` is that of the launches' times alone. Without --tune the same program gives the null: what
-the process does to itself. About 40 seconds.
+The ratio of the medians, with a 95% interval from resampling blocks, is the cost that tuning leaves behind.
+Blocks 1 and 3 are seconds apart, and the pace of a shared host changes by several percent meanwhile. So each
+block mixes, in small pieces, launches and plain Python without launches. `ratio` compares launch time over
+Python time; `ratio_ms` compares launch times alone. Without --tune the program gives the null result: how
+much the process itself changes. About 40 seconds.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from typing import Any
 import torch
 from configs import RANKS
 
-BLOCKS, PIECES, LAUNCHES = 60, 30, 100  # pieces of a block, launches of a piece
-COUNTED = 9000  # of a piece of plain Python, about as long as its launches
+BLOCKS, PIECES, LAUNCHES = 60, 30, 100  # blocks, pieces per block, launches per piece
+COUNTED = 9000  # iterations per piece of plain Python, about as long as its launches
 STEPS, SECONDS = 400, 4.0
 DEADLINE_S = 100
 RESAMPLED = 2000
 
 
 def block_ms(launch: Callable[[], object], pieces: int, wait: Callable[[], object]) -> tuple[float, float]:
-    """Milliseconds of the launches of a block, and of plain Python in between."""
+    """Milliseconds of a block's launches, and of the plain Python in between."""
     launching = counting = 0.0
     for _ in range(pieces):
         wait()
@@ -54,7 +54,7 @@ def block_ms(launch: Callable[[], object], pieces: int, wait: Callable[[], objec
 
 
 def job(device: str, width: int) -> Callable[[], object]:
-    """A step of DDP that is bound by launches."""
+    """A launch-bound DDP step."""
     import torch.distributed as dist
 
     from weft.comm import ghost
@@ -75,7 +75,7 @@ def job(device: str, width: int) -> Callable[[], object]:
 
 
 def tuned() -> bool:
-    """Whether the search of this process is over: its result lies in the folder of the job."""
+    """Whether this process's search is over: its result is in the job's folder."""
     folder = os.environ.get("WEFT_JOB", "")
     return bool(folder) and (Path(folder) / "tuning.0.json").exists()
 

@@ -1,11 +1,11 @@
-"""How far is the claim of a proven policy from the truth? Simulated steps; the search's own proof is played.
+"""How far is the claim of a proven policy from the truth? Runs the search's own proof on simulated steps.
 
     python benchmarks/live/claims.py [--jobs 100] [--out FILE]
 
-For policies that change at any step and for those that need a meeting of all ranks: how often a gain is
-proven, the bias and the root mean square error of its claim and the width of the interval, in points, and how
-often the interval holds the truth. Steps scatter independently of each other or, as on a busy host, with a
-pace that changes all the time. No GPU is needed; 100 jobs take five minutes.
+For policies that can change at any step and for those that need a meeting of all ranks: how often a gain is
+proven; the bias and root mean square error of its claim and the width of its interval, in percentage points;
+and how often the interval contains the truth. Steps scatter independently or, as on a busy host, with a pace
+that changes all the time. No GPU is needed; 100 jobs take five minutes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from weft.tuning.live.trial import Record, Sample
 POLICIES = {"any step": Policy(max_ctas=16), "meetings": Policy(bucket_mb=400.0)}
 SCATTERS, EFFECTS = (0.01, 0.03, 0.08), (0.03, 0.06, 0.1, 0.2)
 BEFORE, STEP_MS = 32, 40.0
-HOST, HOST_MS, HOST_SCATTER = 0.08, 250.0, 0.04  # scatter of the pace, how long it lasts, scatter of a step
+HOST, HOST_MS, HOST_SCATTER = 0.08, 250.0, 0.04  # scatter and duration of the pace; scatter of a step
 
 
 def noise_of(order: random.Random, scatter: float, host: float) -> Iterator[float]:
-    """Of each step, as a logarithm. `host`: scatter of a pace that lasts for about HOST_MS."""
+    """The logarithm of each step's noise factor. `host`: scatter of a pace that lasts about HOST_MS."""
     pace, kept = order.gauss(0, host), math.exp(-STEP_MS / HOST_MS)
     while True:
         pace = kept * pace + math.sqrt(1 - kept**2) * order.gauss(0, host)
@@ -43,12 +43,12 @@ def noise_of(order: random.Random, scatter: float, host: float) -> Iterator[floa
 
 
 def claim_of(policy: Policy, scatter: float, effect: float, seed: int, host: float) -> tuple[Claim, int]:
-    """What a job claims, and in how many steps."""
+    """A job's claim, and the steps that it took."""
     order, record = random.Random(seed), Record()
     noise = noise_of(order, scatter, host)
     record.number = BEFORE
     before = [Step(math.log(STEP_MS) + next(noise), 0, 0.0, n) for n in range(BEFORE)]
-    lead = effect * order.uniform(0.7, 1.5)  # what the comparison of candidates made of it
+    lead = effect * order.uniform(0.7, 1.5)  # the gain that the comparison of candidates showed
     proof = Proof(Policy(), policy, LEVEL, lead, math.hypot(scatter, host), (1,), before)
     playing = prove(proof, PROOF_STEPS[1], random.Random(f"order {seed}"), record)
     try:
@@ -63,7 +63,7 @@ def claim_of(policy: Policy, scatter: float, effect: float, seed: int, host: flo
 def study(
     policy: Policy, scatter: float, effect: float, jobs: int, first: int, host: float = 0.0
 ) -> dict[str, Any]:
-    """Of so many jobs with this gain."""
+    """Results over `jobs` jobs with this gain."""
     found = [claim_of(policy, scatter, effect, seed, host) for seed in range(first, first + jobs)]
     proven = [claim for claim, _ in found if claim.proven]
     row: dict[str, Any] = {"proven": len(proven), "steps": round(statistics.fmean(n for _, n in found))}

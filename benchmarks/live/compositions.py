@@ -2,9 +2,9 @@
 
     python benchmarks/live/compositions.py [--seconds 300] [--seed 0] [--out FILE]
 
-Each kind multiplies two kinds of tests/unit/live_noise.py, drawn at random, and copies from the host what
-tells one of them, both, those of the step before, nothing or something else. In 20 jobs of a kind no policy
-matters; in 4 one policy takes 5% less time.
+Each kind multiplies two random kinds of noise from tests/unit/live_noise.py. Its copies from the host reveal
+one of the two, both, those of the previous step, nothing, or something unrelated. In 20 jobs of a kind no
+policy matters; in 4, one policy takes 5% less time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from live_noise import KINDS  # noqa: E402
 from noise import commit, machine  # noqa: E402
 
 TOLD = ("first", "second", "both", "before", "other", "nothing")
-MOST = 1e4  # times the usual step
-SAME, BETTER, GAIN = 20, 4, 0.05  # jobs of a kind
+MOST = 1e4  # limit of a step, as a multiple of the usual one
+SAME, BETTER, GAIN = 20, 4, 0.05  # jobs per kind without and with a gain; the gain
 
 
 class Steps:
@@ -59,7 +59,7 @@ class Steps:
 
 
 def play(draws: random.Random, seconds: float) -> dict[str, Any]:
-    """As many kinds as there is time for."""
+    """Play as many kinds as time allows."""
     end = time.monotonic() + seconds
     kinds = found = false = 0
     claimed = []

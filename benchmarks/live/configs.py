@@ -2,8 +2,8 @@
 
 Two ranks, one of them a ghost; 12 CTAs for each rank's collectives unless a policy says otherwise. A width of
 8192 is 805 million weights per layer, 1.6 GB of bf16 gradients: at 12 CTAs about 7.5 ms of communication. The
-tokens of a step set how much compute overlaps with it. Few, large kernels: at a width of 4096 the H200
-waited for the launches (25 ms a step with and without communication), and nothing could be told.
+tokens of a step set how much compute overlaps with it. Kernels are few and large: at a width of 4096 the H200
+waited for launches (25 ms a step with and without communication), so no effect was visible.
 """
 
 from __future__ import annotations

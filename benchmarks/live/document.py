@@ -1,4 +1,4 @@
-"""What a benchmark found, as one JSON document."""
+"""Prints and writes a benchmark's result as one JSON document."""
 
 from __future__ import annotations
 

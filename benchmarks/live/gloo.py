@@ -2,7 +2,7 @@
 
     python benchmarks/live/gloo.py [--jobs 100] [--steps 260] [--out FILE]
 
-Their steps are timed by the clock on the wall, with all that the machine does at the same time.
+Steps are timed in real (wall-clock) time, with whatever else the machine does meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ JOBS = ROOT / "tests" / "jobs"
 
 
 def scenarios(jobs: int, steps: int, folder: Path) -> list[dict[str, object]]:
-    """As tests/jobs/live_zoo.py reads them."""
+    """The jobs in the form that tests/jobs/live_zoo.py reads."""
     env = {"REAL": "1", "STEPS": str(steps), "WEFT_TUNE": "1", "WEFT_TUNE_CONTROLS": "live_job:FakeControls"}
     return [
         {

@@ -1,5 +1,6 @@
-"""How often does live tuning find the best policy? On the simulated jobs of tests/unit/test_live_search.py
-and, `--levers` of them, on those of tests/unit/test_live_levers.py, in which every lever may matter.
+"""How often does live tuning find the best policy? On `--jobs` simulated jobs of
+tests/unit/test_live_search.py and `--levers` jobs of tests/unit/test_live_levers.py, in which every lever may
+matter.
 
 python benchmarks/live/method.py [--jobs 2000] [--levers 100] [--out FILE]
 """
@@ -22,7 +23,7 @@ from test_live_search import Job, play, steps_to_proof, watched  # noqa: E402
 
 
 def study(jobs: int, noise: float | None) -> dict[str, float]:
-    """Shares and percentages over so many jobs; `noise`: scatter of a step, None: 0.5 to 1%, drawn."""
+    """Shares and percentages over `jobs` jobs. `noise`: scatter of a step; None: drawn from 0.5 to 1%."""
     behind, slower, steps, kept = [], [], [], 0
     for seed in range(jobs):
         job = Job(seed, **({} if noise is None else {"noise": noise}))
@@ -46,7 +47,7 @@ def study(jobs: int, noise: float | None) -> dict[str, float]:
 
 
 def levers(jobs: int, noise: float) -> dict[str, float]:
-    """The same where every lever may matter; claims where none does; and a gain of 5% by one change."""
+    """The same for jobs in which every lever may matter, none does, or one change gains 5%."""
     behind, steps, claims, found = [], [], 0, 0
     for seed in range(jobs):
         job = FullJob(seed, noise=noise)

@@ -1,19 +1,19 @@
-"""How does live tuning do on simulated jobs, for every kind of noise? Its own search and watch are played.
+"""How well does live tuning do under every kind of noise? Runs its own search and watch on simulated jobs.
 
 python benchmarks/live/noise.py [--jobs 100] [--kind PART …] [--gain 5] [--drift] [--out FILE]
 
 For each kind of tests/unit/live_kinds.py:
-- false claims, of jobs in which no policy matters;
-- found gains, of jobs in which one policy takes `--gain` percent less time, and whether the interval of the
-  claim contains the share of the job's whole time that is saved;
-- wrong reverts, of watched jobs whose policy stays that much faster;
-- the cost of search and watch, in percent of a whole job in which nothing is to be gained, and whether the
-  interval stated at the end of one with a gain contains the truth.
+- false claims in jobs in which no policy matters;
+- gains found in jobs in which one policy takes `--gain` percent less time, and whether the claim's interval
+  contains the share of the job's total time that is saved;
+- wrong reverts in watched jobs whose policy stays that much faster;
+- the cost of search and watch, in percent of a whole job with nothing to gain, and whether the interval
+  stated at the end of a job with a gain contains the truth.
 With `--drift`, also the jobs of tests/unit/test_live_watch.py whose policy becomes slower than the default,
 and for each kind the share of jobs that leave such a policy within 50 steps.
 
-FILE has what is done so far; a rerun goes on from there, and `--cpu-s` ends a run early. `--seed` begins the
-seeds of the jobs.
+FILE holds the results so far; a rerun continues from there, and `--cpu-s` ends a run early. `--seed` is the
+first seed of the jobs.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from test_live_watch import DRIFTS, late  # noqa: E402
 
 from weft.tuning.live.tuned_job import TunedJob, final  # noqa: E402
 
-BARS = ("scatter 1%", "scatter 3%")  # as many jobs with a gain as without
-ALLOWED = 0.02  # of jobs with a false claim
+BARS = ("scatter 1%", "scatter 3%")  # these kinds get as many jobs with a gain as without
+ALLOWED = 0.02  # share of jobs with a false claim
 WITHIN = 50  # steps after a drift
-LATEST = 200  # steps after it that are played
+LATEST = 200  # steps played after a drift
 LONGEST = 30_000  # steps of a whole job
 Row = dict[str, Any]
 
 
 def claims(kind: Kind, seeds: Iterable[int]) -> Row:
-    """Of jobs in which no policy matters."""
+    """Results of jobs in which no policy matters."""
     same = [tuned(kind, seed) for seed in seeds]
     claimed = [outcome.gain_pct for outcome in same if outcome.kept]
     return {
@@ -60,7 +60,7 @@ def claims(kind: Kind, seeds: Iterable[int]) -> Row:
 
 
 def gains(kind: Kind, seeds: Iterable[int], share: float) -> Row:
-    """Of jobs in which one policy takes that share less time."""
+    """Results of jobs in which one policy takes `share` less time."""
     truth = total_gain_pct(kind, share)
     better = [tuned(kind, seed, share) for seed in seeds]
     found = [outcome for outcome in better if outcome.kept]
@@ -82,13 +82,13 @@ def _holds(outcome: TunedJob, pct: float) -> bool:
 
 
 def stays(kind: Kind, seeds: Iterable[int], share: float, steps: int) -> Row:
-    """Of watched jobs whose policy stays faster."""
+    """Results of watched jobs whose policy stays faster."""
     lost = [reverted(kind, seed, share, steps) for seed in seeds]
     return {"watched": len(lost), "watched_steps": steps, "wrongly_reverted": sum(lost)}
 
 
 def costs(kind: Kind, seeds: Iterable[int], share: float, steps: int) -> Row:
-    """Of whole jobs, with nothing to gain and with a gain."""
+    """Results of whole jobs, with nothing to gain and with a gain."""
     seeds = list(seeds)
     same = [lived(kind, seed, 0.0, steps) for seed in seeds]
     better = [life for seed in seeds if (life := lived(kind, seed, share, steps)).claims]
@@ -116,7 +116,7 @@ def _extra(lives: list[Life]) -> Row:
 
 
 def drifts(kind: Kind, seeds: Iterable[int]) -> Row:
-    """Of watched jobs whose policy turns from 8% faster to 5% slower than the default."""
+    """Results of watched jobs whose policy turns from 8% faster to 5% slower than the default."""
     last = sorted(steps_after_drift(kind, seed, LATEST) for seed in seeds)
     return {
         "drifting": len(last),
@@ -131,7 +131,7 @@ def life(kind: Kind, steps: int) -> int:
 
 
 def shown(name: str, row: Row) -> str:
-    """A row in one line, with what is above a bar marked."""
+    """A row in one line, with figures above their bar marked."""
     parts = [f"{name:42}"]
     if "jobs" in row:
         parts.append(f"false {row['false_claims']}/{row['jobs']}")
@@ -151,12 +151,12 @@ def shown(name: str, row: Row) -> str:
 
 
 def machine() -> str:
-    """What the simulations ran on; only their speed depends on it."""
+    """The machine that ran the simulations; only their speed depends on it."""
     return f"{platform.machine()}, Python {platform.python_version()}"
 
 
 def commit() -> str:
-    """What was run, with a + where files differ from it."""
+    """The commit that was run, with a + if files differ from it."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
@@ -180,7 +180,7 @@ def parsed() -> argparse.Namespace:
 
 
 def parts(args: argparse.Namespace) -> dict[str, Callable[[str], Row]]:
-    """What is measured of each kind, in order."""
+    """The parts measured for each kind, in order."""
 
     def seeds(count: int) -> range:
         return range(args.seed, args.seed + count)

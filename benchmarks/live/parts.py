@@ -2,12 +2,12 @@
 
     WEFT_NCCL=libnccl.so.2 python benchmarks/live/parts.py --out FILE [--repeats 3]
 
-A small DDP job with a ghost rank, in processes of its own: without weft, under `weft run`, and under `weft
-run --tune` and `--tune --tune-once` until the search is over. Then blocks of single operations in random
-order: launches, collectives, copies, events, GEMMs, backward passes, whole steps. Before each block a loop of
-plain Python shows the speed of the core at that moment. FILE has, for each process and part, the microseconds
-of an operation: the median, the 10th percentile, and the median of the blocks before which the loop was fast.
-The next process gets ready meanwhile. About 15 seconds for each process.
+A small DDP job with a ghost rank, in separate processes: without weft, under `weft run`, and under `weft run
+--tune` and `--tune --tune-once` until the search is over. Then each runs blocks of single operations in
+random order: launches, collectives, copies, events, GEMMs, backward passes, whole steps. Before each block a
+loop of plain Python shows the current speed of the core. FILE has, for each process and part, the
+microseconds of an operation: the median, the 10th percentile, and the median over blocks whose loop was fast.
+The next process starts up meanwhile. About 15 seconds per process.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from document import show
 WAYS: dict[str, list[str] | None] = {"without": None, "run": [], "tune": ["--tune"]}
 WAYS["once"] = ["--tune", "--tune-once"]
 PLAIN_S, SEARCH_S, AFTER_S, MEASURED_S = 3.0, 25.0, 1.5, 7.0
-READY_S = 8.0  # that the first process has to import torch
-FAST = 1.2  # times the fastest loop of plain Python, at most
+READY_S = 8.0  # for the first process to import torch
+FAST = 1.2  # a loop is fast if it takes at most this multiple of the fastest
 Part = tuple[int, Callable[[], object]]
 
 
 def parts(torch: Any, dist: Any, step: Callable[[], object]) -> dict[str, Part]:
-    """How often each operation is done in a block, and the operation."""
+    """Each operation, with the number of times it runs in a block."""
     small, few = torch.ones(4096, device="cuda"), torch.ones(21, device="cuda")
     weight = torch.ones(8, device="cuda", requires_grad=True)
     host, device = torch.ones(640).pin_memory(), torch.empty(640, device="cuda")
@@ -63,13 +63,13 @@ def parts(torch: Any, dist: Any, step: Callable[[], object]) -> dict[str, Part]:
 
 
 def tuned() -> bool:
-    """Whether the search of this process is over: its result lies in the folder of the job."""
+    """Whether this process's search is over: its result is in the job's folder."""
     path = Path(os.environ.get("WEFT_JOB", "."), "tuning.0.json")
     return path.exists() and "ended before tuning" not in path.read_text()
 
 
 def measure(gate: Path, out: Path) -> None:
-    """In a process of its own: tune the job, if there is a tuner, and measure the parts."""
+    """Runs in a separate process: tune the job if there is a tuner, then measure the parts."""
     import torch
     import torch.distributed as dist
 
@@ -109,11 +109,11 @@ def measure(gate: Path, out: Path) -> None:
             torch.cuda.synchronize()
             blocks[name].append((1e6 * (loop - began), 1e6 * (time.perf_counter() - loop) / count))
     out.write_text(json.dumps({"tuned": over, "blocks": blocks}))
-    os._exit(0)  # the ghost's group need not be taken down
+    os._exit(0)  # no need to destroy the ghost's group
 
 
 def summary(blocks: dict[str, list[tuple[float, float]]]) -> dict[str, dict[str, float]]:
-    """Microseconds of an operation, by part."""
+    """Microseconds per operation, by part."""
     fast = FAST * min(loop for part in blocks.values() for loop, _ in part)
     found = {}
     for name, part in blocks.items():
@@ -125,7 +125,7 @@ def summary(blocks: dict[str, list[tuple[float, float]]]) -> dict[str, dict[str,
 
 
 def start(way: str, folder: Path) -> subprocess.Popen[bytes]:
-    """A process that gets ready and waits for its gate."""
+    """Start a process that gets ready and waits for its gate."""
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH")))),

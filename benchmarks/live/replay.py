@@ -1,12 +1,12 @@
-"""How does live tuning do on step times that others have recorded? Its own search and watch are played.
+"""How well does live tuning do on step times recorded by others? Runs its own search and watch on them.
 
 python benchmarks/live/replay.py LOGS [--jobs 300] [--gain 5] [--out FILE]
 
 LOGS: a folder, or a git repository without a work tree, with training logs whose lines have the form
 `step:12/3000 … train_time:1234ms`, such as those of github.com/KellerJordan/modded-nanogpt (8 GPUs each, MIT
-licence). The differences of successive times are the steps of a job, of at most `--steps` steps; a log is
-used again, from another step on, where there are more jobs than logs. No policy changes anything; with
-`--gain`, one takes that many percent less time.
+licence). The differences of successive times are the steps of a job, at most `--steps` of them. If there are
+more jobs than logs, a log is reused from another step on. No policy changes anything; with `--gain`, one
+takes that many percent less time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from noise import commit, machine  # noqa: E402
 
 from weft.tuning.live.tuned_job import final  # noqa: E402
 
-LEAST = 400  # steps of a log
+LEAST = 400  # a log needs at least this many steps
 _LINE = re.compile(r"^step:(\d+)/\d+ (?:\S+ )*?train_time:([\d.]+)ms", re.M)
 
 
@@ -50,7 +50,7 @@ def texts(logs: Path) -> Iterator[tuple[str, str]]:
     for name in listed.stdout.decode().splitlines():
         if name.endswith(endings):
             shown = subprocess.run([*git, "show", f"HEAD:{name}"], capture_output=True, check=False)
-            yield name, shown.stdout.decode(errors="replace")  # nothing, where a snapshot lacks the file
+            yield name, shown.stdout.decode(errors="replace")  # empty if a snapshot lacks the file
 
 
 def steps_ms(text: str) -> list[float]:
@@ -60,7 +60,7 @@ def steps_ms(text: str) -> list[float]:
 
 
 def replayed(times: list[float], start: int) -> Kind:
-    """A kind of job with these steps, from `start` on and then again from the first."""
+    """A kind of job with these steps, from `start` on, wrapping around at the end."""
     usual = median(times)
 
     def job(_: random.Random) -> StepTimes:

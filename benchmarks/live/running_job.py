@@ -1,4 +1,4 @@
-"""An example of this repository as a running job: its step, and the controls that live tuning has on it."""
+"""An example of this repository as a running job: its step, and live tuning's controls on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.timeline import Kind, intersect, union
 from weft.tuning.live.controls import LaunchControls
 from weft.tuning.live.options import Facts
 
-NAME = 120  # characters of a kernel's name that are kept
+NAME = 120  # characters kept of a kernel's name
 PROFILED = 2  # steps
 
 
@@ -36,13 +36,13 @@ class Job:
             self._number += 1
 
     def profile(self) -> Facts:
-        """What live tuning knows of the job before its trials."""
+        """What live tuning knows about the job before its trials."""
         self._controls.learn()
         self.steps(PROFILED)
         return self._controls.facts(PROFILED)
 
     def apply(self, policy: Policy) -> None:
-        """From the next step on."""
+        """Apply a policy from the next step on."""
         if policy not in self._prepared:
             self._controls.synchronize()
             self._controls.prepare(policy, None)
@@ -57,14 +57,14 @@ class Job:
         return self.ms_as_is(count)
 
     def ms_as_is(self, count: int) -> float:
-        """Milliseconds of a step; two more steps before are not counted."""
+        """Milliseconds of a step, after two uncounted steps."""
         self.steps(2)
         start = _now()
         self.steps(count)
         return _ms_between(start, _now()) / count
 
     def silence(self) -> None:
-        """From now on collectives do nothing. The job computes nonsense, in the time that compute takes."""
+        """Turn collectives into no-ops from now on: wrong results, but the time of compute alone."""
         for group in groups():
             for lane in group._lanes.values():
                 lane.ranks = _Silent()
@@ -76,7 +76,7 @@ class _Silent:
 
 
 def run(config: Config, loop: Callable[[Callable[[int], Any], Any], None]) -> None:
-    """The example with a ghost rank, and this in place of its loop over steps."""
+    """Run the example with a ghost rank and with `loop` in place of its loop over steps."""
     from weft.comm import ghost
 
     ghost.impersonate(RANKS)
@@ -98,9 +98,9 @@ def groups() -> list[Any]:
 
 
 def look(job: Job, count: int = 3) -> dict[str, Any]:
-    """Some steps through torch's profiler: the share of communication, and the kernels that overlap with it.
+    """Profile some steps with torch: the share of communication, and the kernels that overlap with it.
 
-    Later launches cost more, so this comes last.
+    Comes last, because the profiler makes later launches cost more.
     """
     import torch
 
@@ -138,7 +138,7 @@ def look(job: Job, count: int = 3) -> dict[str, Any]:
 
 
 def _blocks_per_sm() -> dict[str, int]:
-    """By the name a person reads: what fits on an SM of each compute kernel."""
+    """Blocks per SM that fit of each compute kernel, by demangled name."""
     path = binding.attach()
     found: dict[str, int] = {}
     for row, _ in binding.read_process(path).rows() if path is not None else ():
@@ -178,7 +178,7 @@ def _ms_between(start: Any, end: Any) -> float:
 
 
 def alone_ms(job: Job, count: int) -> float:
-    """A step without communication. Nothing can be measured after it."""
+    """Milliseconds of a step without communication. Nothing can be measured afterwards."""
     job.apply(Policy())
     job.silence()
     return statistics.median(job.ms_as_is(count) for _ in range(3))

@@ -1,17 +1,17 @@
-"""What does each lever bring to a training job, what is the best combination, and is the tuner's as good?
+"""What does each lever gain in a training job, what is the best combination, and is the tuner's as good?
 
     python benchmarks/live/search.py --out DIR [--only NAME …] [--tuned ROWS.jsonl] [--limit SECONDS] [--tiny]
 
 For each job of configs.py, in one process under `weft run`, with the levers and controls of live tuning:
 
 1. every change of every lever alone, against the default, in interleaved rounds;
-2. every combination of the changes that were faster than the default, the best of each lever, and its
-   runner-up where that is close; the most promising ones if there are more than COMBINATIONS;
-3. the best of them, the default and the policies that `weft run --tune` ended with (`tuning.policy` in the
-   rows of strangers.py), measured again: out of sample;
-4. the step without communication. With the SM-time that the collectives take it is the floor.
+2. combinations of changes that were faster than the default: the best of each lever, and its runner-up if
+   close; only the most promising ones if there are more than COMBINATIONS;
+3. the best of these, the default and the policies that `weft run --tune` ended with (`tuning.policy` in the
+   rows of strangers.py), measured again, out of sample;
+4. the step without communication; plus the SM-time of the collectives, it is the floor.
 
-A sample is several steps in a row, as the job lives them. DIR/NAME.json has all samples, DIR/levers.md the
+A sample is several consecutive steps, as in normal training. DIR/NAME.json has all samples, DIR/levers.md the
 tables. About 45 seconds a job.
 """
 
@@ -40,19 +40,19 @@ from weft.policy import Policy
 from weft.tuning.live.levers import LeverStage, search_stages
 from weft.tuning.live.options import Facts
 
-SAMPLE_MS = 250.0  # a sample is as many steps as fill this
+SAMPLE_MS = 250.0  # a sample has as many steps as fill this time
 WARM_STEPS = 10
-ROUNDS = {"levers": (3, 8), "combinations": (2, 4), "confirmed": (5, 12)}  # at least and at most
-SHARES = {"levers": 0.45, "combinations": 0.75, "confirmed": 1.0}  # of the time, until the end of each part
+ROUNDS = {"levers": (3, 8), "combinations": (2, 4), "confirmed": (5, 12)}  # minimum and maximum
+SHARES = {"levers": 0.45, "combinations": 0.75, "confirmed": 1.0}  # of the time, by the end of each part
 COMBINATIONS, CONFIRMED = 16, 4
-CLOSE = 0.004  # behind the best change of a lever, as a logarithm: combined as well
+CLOSE = 0.004  # a change this close (log) to its lever's best is combined, too
 SIX = 6
 DEADLINE_S = 110.0
 Samples = dict[Policy, list[float]]
 
 
 class Search:
-    """Measures a job, and writes what it knows after every part."""
+    """Measures a job, and writes its results after every part."""
 
     def __init__(self, config: Config, out: Path, tuned: Sequence[Policy], limit_s: float) -> None:
         self.out, self.limit_s, self.tuned = out, limit_s, tuned
@@ -60,7 +60,7 @@ class Search:
         self.begin = time.monotonic()
 
     def __call__(self, step: Callable[[int], Any], _args: Any) -> None:
-        """Takes the place of the example's loop."""
+        """Replaces the example's step loop."""
         from running_job import Job, alone_ms, look, software
 
         job, default = Job(step), Policy()
@@ -103,7 +103,7 @@ class Search:
         self.save()
 
     def rounds(self, job: Any, policies: Sequence[Policy], part: str) -> Samples:
-        """Every policy once a round, in random order; one that cannot be applied is left out."""
+        """Run every policy once a round, in random order; a policy that cannot be applied is dropped."""
         samples: Samples = {policy: [] for policy in dict.fromkeys(policies)}
         order, (least, most) = random.Random(len(samples)), ROUNDS[part]
         for number in range(most):
@@ -138,13 +138,13 @@ class Search:
 
 
 def about(facts: Facts) -> dict[str, Any]:
-    """What the floor and the table need of a profile."""
+    """The parts of a profile that the floor and the table need."""
     costs = dataclasses.asdict(facts.costs) if facts.costs else None
     return {"ctas": facts.ctas, "comm_ms": facts.comm_ms, "exposed_ms": facts.exposed_ms, "costs": costs}
 
 
 def mean_log(own: Sequence[float], default: Sequence[float]) -> float:
-    """How far the samples are from the default's."""
+    """Logarithm of the median of the samples over the default's."""
     return math.log(statistics.median(own) / statistics.median(default))
 
 
@@ -174,7 +174,7 @@ def combinations(stages: Sequence[LeverStage], samples: Samples) -> list[Policy]
 
 
 def tuned_policies(path: Path | None, config: str) -> list[Policy]:
-    """What `weft run --tune` ended with, by the rows of strangers.py."""
+    """The policies that `weft run --tune` ended with, from the rows of strangers.py."""
     if path is None:
         return []
     found = (json.loads(line) for line in path.read_text().splitlines())
@@ -183,7 +183,7 @@ def tuned_policies(path: Path | None, config: str) -> list[Policy]:
 
 
 def start(config: str, args: argparse.Namespace) -> None:
-    """Search one job in a process of its own, which ends at its deadline."""
+    """Search one job in a separate process, which ends at its deadline."""
     command = [
         sys.executable,
         "-m",
@@ -212,13 +212,13 @@ def start(config: str, args: argparse.Namespace) -> None:
 
 
 def summary(found: dict[str, Any]) -> dict[str, Any]:
-    """One job: what could be won, what each lever brought, the best and the tuner's policies."""
+    """One job: the possible gain, the gain of each lever, the best policy and the tuner's."""
     default, best = found["confirmed"][0], found["best"]
     costs = found["facts"]["costs"] or {}
     alone, held = found.get("without_communication_ms"), costs.get("held_ms", 0.0)
     floor = None if alone is None else alone + held
     could = None if floor is None else 100 * max(0.0, 1 - floor / default["ms"])
-    tuned = max(found["tuned"] or [default], key=lambda row: row["ms"])  # of several, the worst
+    tuned = max(found["tuned"] or [default], key=lambda row: row["ms"])  # the worst, if there are several
     gain = 100 * (1 - tuned["to_default"][0])
     return {
         "config": found["config"],

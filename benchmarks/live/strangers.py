@@ -3,17 +3,17 @@
     python benchmarks/live/strangers.py --out DIR [--public FOLDER] [--only NAME …] [--repeats 3] [--shim]
     python benchmarks/live/strangers.py --out DIR --node dgx-h100 --only NAME …
 
-Each program of strangers/catalog.py runs three times at once, as rank 0 of two with a ghost rank, or with
---node as rank 0 of that node: twice without weft, once under `weft run --tune`. All make their first steps;
-then the search has the GPU to itself. Then the three take turns of half a second or more, in random order,
-until the ratio is known within 0.4% or the time for it is over: two wait, between two of their steps and with
-an idle device, while the third one runs. So all meet the same clocks, neighbors and disks. The two without
-weft show how far apart equal processes are; with --shim a fourth one is under `weft run` alone. A stopwatch
-that is not weft's notes when each step ends (strangers/watched.py). The next processes import their libraries
-during the first steps, on cores of their own, and are done before the search begins.
+Each program of strangers/catalog.py runs in three processes at once, each as rank 0 of two with a ghost rank,
+or with --node as rank 0 of that node: two without weft, one under `weft run --tune`. All make their first
+steps; then the search has the GPU to itself. Then the three take turns of half a second or more, in random
+order, until the ratio is known within 0.4% or its time is over: while one runs, the other two wait between
+two of their steps, with an idle device. So all meet the same clocks, neighbors and disks. The two without
+weft show how far apart equal processes are; with --shim a fourth one runs under `weft run` alone. A stopwatch
+outside weft notes when each step ends (strangers/watched.py). The processes of the next run import their
+libraries during the first steps, on separate cores, and are done before the search begins.
 
-DIR/rows.jsonl has a line for each run as soon as it ends, and a rerun goes on from there, so that the table
-may grow over several sessions. DIR/table.md is the table.
+DIR/rows.jsonl gets a line for each run as soon as it ends; a rerun continues from there, so the table may
+grow over several sessions. DIR/table.md is the table.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ SETTLE_S = 1.5  # after the first steps, and after the search
 SETTLE_KEPT_S = (
     8.0  # where the search has changed the policy: the watch first uses up the checks it begins with
 )
-ENOUGH = 0.004  # half the interval of the ratio, at which the turns end
-TURN_S, TURNS_S, TURNS = 0.5, 18.0, (6, 14)  # seconds of a turn, of all of them; turns of each process
-FIRST_STEPS = 6  # that show how many steps a turn has, at least as many as these
-NOT_TURNS = 3  # turns before these: the first steps, then the search or the time to settle, then FIRST_STEPS
-ENDING_S = 12.0  # that processes have to end by themselves
+ENOUGH = 0.004  # the turns end at this half-width of the ratio's interval
+TURN_S, TURNS_S, TURNS = 0.5, 18.0, (6, 14)  # seconds per turn; seconds for all turns; turns per process
+FIRST_STEPS = 6  # these set the number of steps per turn, which is at least this many
+NOT_TURNS = 3  # earlier turns: first steps, search or settling, FIRST_STEPS
+ENDING_S = 12.0  # for processes to end by themselves
 DEADLINE_S = 120.0
-LEAST_RUNS = 3  # for an interval of their means
+LEAST_RUNS = 3  # runs needed for an interval of their means
 Run = dict[str, Process]
 
 
 def run(
     processes: Run, following: Run, limit_s: float, order: random.Random, tiny: bool, turns_s: float = TURNS_S
 ) -> dict[str, Any]:
-    """The processes of a run, until they are told to end or their time is over: what happened when.
+    """Run these processes until they are told to end or their time is over; returns what happened when.
 
-    `following`: those of the next run, which get ready.
+    `following`: the processes of the next run, which get ready meanwhile.
     """
     began = time.monotonic()
     until, spent, problem = began + limit_s, {}, ""
@@ -75,14 +75,14 @@ def run(
             time.sleep(SETTLE_S)
             process.pause(until)
         note("settled")
-        for process in following.values():  # it would disturb the search more than the turns
+        for process in following.values():  # importing would disturb the search more than the turns
             process.wait(until, process.ready)
         note("next is ready")
         tune.go_on()
         if not tiny:
             tune.wait(until, tune.tuned)
             time.sleep(SETTLE_S)
-            if tune.still_open():  # what was nearly proven is measured in further steps
+            if tune.still_open():  # a nearly proven gain is measured in further steps
                 time.sleep(SETTLE_KEPT_S)
         note("search")
         time.sleep(SETTLE_KEPT_S if tune.changed() else SETTLE_S)
@@ -94,7 +94,7 @@ def run(
         most = round(TURNS[1] * max(1.0, turns_s / TURNS_S))
         for number in range(min(max(round(turns_s / (len(processes) * steps * each_s)), TURNS[0]), most)):
             if number >= TURNS[0] and time.monotonic() > turning + 1.3 * turns_s:
-                break  # its data loaders start slowly
+                break  # slow data loaders have used up the time
             if number >= TURNS[0] and math.log(interval(logs)[2] / interval(logs)[1]) < 2 * ENOUGH:
                 break
             ways = order.sample(list(processes), len(processes))
@@ -109,7 +109,7 @@ def run(
 
 
 def finish(processes: Run, happened: dict[str, Any]) -> dict[str, Any]:
-    """Wait for the end of a run. Nothing of it is left on the GPU."""
+    """Wait for the end of a run; it leaves nothing on the GPU."""
     until = time.monotonic() + (0.0 if happened["problem"] else ENDING_S)
     while time.monotonic() < until and not all(process.ended() for process in processes.values()):
         time.sleep(0.05)
@@ -130,13 +130,13 @@ def finish(processes: Run, happened: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
-    """What earlier runs showed."""
+    """The rows of earlier runs."""
     path = out / "rows.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def plan(out: Path, chosen: list[Program], repeats: int) -> list[Program]:
-    """What is still to be run; what failed twice is not tried again."""
+    """The programs still to be run; one that failed twice is not tried again."""
     known = rows(out)
     left = []
     for repeat in range(repeats):
@@ -149,7 +149,7 @@ def plan(out: Path, chosen: list[Program], repeats: int) -> list[Program]:
 
 
 def measure(args: argparse.Namespace) -> None:
-    """Run what is to be run, one program at a time; the next one gets ready meanwhile."""
+    """Run the planned programs one at a time, while the next one gets ready."""
     until = time.monotonic() + args.budget
     chosen = [p for p in CATALOG.values() if any(fnmatch.fnmatch(p.name, only) for only in args.only)]
     if any(program.folder for program in chosen):
@@ -183,7 +183,7 @@ def measure(args: argparse.Namespace) -> None:
                     process.close()
                 break
             following = ready(number + 1)
-            write(ending)  # its processes have left the GPU's memory
+            write(ending)  # its processes have released their GPU memory
             limit_s = min(args.deadline, left)
             happened = run(current, following or {}, limit_s, order, args.tiny, args.seconds)
             ending = executor.submit(finish, current, happened)
@@ -206,7 +206,7 @@ def line_of(row: dict[str, Any]) -> str:
 
 
 def turn_ms(row: dict[str, Any], way: str) -> list[float]:
-    """Mean step of each turn, less the program's own pauses where it is known to make some."""
+    """Mean step of each turn, without the pauses that the program is known to make."""
     found = []
     for times in row[way]["turns"]:
         limit = PAUSE * statistics.median(times) if CATALOG[row["program"]].pauses else math.inf
@@ -215,13 +215,13 @@ def turn_ms(row: dict[str, Any], way: str) -> list[float]:
 
 
 def ratios(row: dict[str, Any], way: str = "tune") -> list[float]:
-    """Logarithms of the time under `--tune` over that without weft, a number for each round of turns."""
+    """Logarithms of the time under `--tune` over the time without weft, one for each round of turns."""
     rounds = zip(*(turn_ms(row, one) for one in (way, "without", "again")), strict=True)
     return [math.log(ms / math.sqrt(without * again)) for ms, without, again in rounds]
 
 
 def against_itself(row: dict[str, Any]) -> list[float]:
-    """The same for the two processes without weft."""
+    """The same for the two processes without weft, one over the other."""
     rounds = zip(turn_ms(row, "again"), turn_ms(row, "without"), strict=True)
     return [math.log(again / without) for again, without in rounds]
 
@@ -239,7 +239,7 @@ def interval(logs: list[float]) -> tuple[float, float, float]:
 
 
 def of_runs(logs: list[list[float]]) -> tuple[float, float, float]:
-    """The same over several runs: processes differ by more than the turns of one. Of two runs, by turns."""
+    """The same over several runs, which differ by more than one run's turns. Of two runs, by turns."""
     if len(logs) < LEAST_RUNS:
         return interval([log for run in logs for log in run])
     return interval([statistics.fmean(run) for run in logs])
@@ -252,7 +252,7 @@ def student(count: int) -> float:
 
 
 def claims(found: list[dict[str, Any]]) -> tuple[list[str], bool]:
-    """What was claimed, each with the interval of its own turns, and whether all claims are inside theirs."""
+    """Each claim with the interval of its own turns, and whether all claims are inside their intervals."""
     texts, inside = [], True
     for row in found:
         tuning = row["tuning"] or {}

@@ -2,8 +2,8 @@
 
     python benchmarks/live/watch_cost.py [--steps 4000] [--out FILE]
 
-The session, conductor and watch of a job with one process run on a clock that the script sets: nothing but
-their own time is measured, in a loop that keeps them in the caches. `hook_us` is what the whole optimizer
+The session, conductor and watch of a one-process job run on a simulated clock, so only their own time is
+measured, in a loop that keeps them in the caches. `hook_us` is what the whole optimizer
 hook takes per step in a job of two gloo ranks that was left alone, with the program's own work in between.
 """
 
@@ -74,7 +74,7 @@ os._exit(0)
 
 
 class Controls:
-    """Nothing to change, on a clock of its own."""
+    """Controls that change nothing, on a simulated clock."""
 
     def __init__(self) -> None:
         self.default, self.now, self.ms = DEFAULT, DEFAULT, 0.0
@@ -103,7 +103,7 @@ class Controls:
 
 
 def scaled(outcome: TunedJob, step_ms: float) -> TunedJob:
-    """An outcome of 100 ms steps, for steps of another length."""
+    """An outcome of 100 ms steps, converted to another step time."""
     by = step_ms / 100
     tried = tuple(
         replace(one, ms=[by * ms for ms in one.ms], proof_ms=[by * ms for ms in one.proof_ms])

@@ -1,4 +1,4 @@
-"""Calls of torch.distributed that training programs make, as rank 0 of ghost ranks; the results are checked.
+"""Makes the torch.distributed calls of training programs as rank 0 of ghost ranks, and checks the results.
 
     python -m weft.comm.ghost --node dgx-h100 benchmarks/node/calls.py
 

@@ -3,11 +3,11 @@
     python benchmarks/node/fit.py [--write]
 
 Results: benchmarks/node/published.csv and tests/data/published_collectives.csv (time over bytes), ctas.csv
-(bandwidth over CTAs). Where a family of nodes has results of several sources, each source is predicted by
-constants fitted to the others; that is the error of a profile. `--write` puts the constants fitted to all
+(bandwidth over CTAs). If a family of nodes has results from several sources, each source is predicted by
+constants fitted to the others; that error is the profile's. `--write` puts the constants fitted to all
 sources into src/weft/comm/nodes and the errors into benchmarks/results/node/fit.json.
 
-Nothing here uses the overlap times of pytorch PR 172714, which check the paced collectives.
+The overlap times of pytorch PR 172714, which check the paced collectives, are not used here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "node"
 LEAST = {"switch_gain": 1.0, "launch_us": 5.0, "ring_us": 0.1, "network_us": 0.1}
 MANY_SIZES = 12
 SATURATED = 0.95
-"""Share of the greatest bandwidth at which CTAs count as saturated."""
+"""CTAs count as saturated at this share of the highest bandwidth."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Family:
-    """Profiles that share their constants: the same links with other GPUs or another number of them."""
+    """Profiles that share their constants: the same links, with other GPUs or another GPU count."""
 
     name: str
     profiles: tuple[str, ...]
@@ -98,7 +98,7 @@ def read_points() -> list[Point]:
 
 
 def predicted_us(node: Node, curve: TimeCurve, point: Point) -> float:
-    """Microseconds of the model with the constants of a curve."""
+    """Microseconds predicted by the model with a curve's constants."""
     trial = replace(node, curves=(curve,))
     return trial.collective(point.collective, point.nbytes, None, point.ranks, point.algorithm).us
 
@@ -108,7 +108,7 @@ def log_errors(node: Node, curve: TimeCurve, points: Iterable[Point]) -> list[fl
 
 
 def free_constants(node: Node, points: Sequence[Point], collective: str, algorithm: str | None) -> list[str]:
-    """What these points can determine."""
+    """The constants that these points can determine."""
     free = ["gb_s"]
     if collective == "all_reduce" and algorithm is None and node.switch_reduces:
         free = ["switch_gain"]
@@ -126,7 +126,7 @@ def fit(node: Node, points: Sequence[Point], start: TimeCurve) -> TimeCurve:
     free = free_constants(node, points, start.collective, start.algorithm)
     defaults = {"half_bytes": NODE_LINKS.half_bytes, "network_us": 14.0, "ring_us": 6.0, "switch_gain": 1.3}
     constants = {**{name: node.constants.get(name) or defaults[name] for name in free}, **start.constants}
-    # A source counts as one, however many sizes it has; in it, large messages count three times.
+    # Every source has the same weight, however many sizes it has; in it, large messages count three times.
     weight = {point: 3.0 if point.nbytes >= LARGE_MESSAGE_BYTES else 1.0 for point in points}
     sizes = {point.source: 0.0 for point in points}
     for point in points:
@@ -144,7 +144,7 @@ def fit(node: Node, points: Sequence[Point], start: TimeCurve) -> TimeCurve:
 
 
 def starts(free: Sequence[str]) -> list[dict[str, float]]:
-    """Where the descent begins: messages that fill the links early or late."""
+    """Starting points of the descent: links that fill at small or at large messages."""
     return [{"half_bytes": size} for size in (1e4, 1e6, 1e7)] if "half_bytes" in free else [{}]
 
 
@@ -154,7 +154,7 @@ def descend(
     free: Sequence[str],
     most: dict[str, float],
 ) -> dict[str, float]:
-    """The least loss along each constant in turn, in ever smaller steps."""
+    """Minimize the loss along each constant in turn, in ever smaller steps."""
     cost = loss(constants)
     for width in (2.0, 1.4, 1.15, 1.05, 1.02, 1.005):
         moved = True
@@ -188,9 +188,9 @@ def with_points(curve: TimeCurve, points: Sequence[Point]) -> TimeCurve:
 def left_out(
     node: Node, points: list[Point], start: TimeCurve, *, through: bool = False
 ) -> dict[str, list[tuple[Point, float]]]:
-    """By source: its points and their errors by a curve of the other sources.
+    """For each source, its points and their errors under a curve of the other sources.
 
-    `through`: the curve goes through their points; otherwise it is the model with constants fitted to them.
+    `through`: the curve goes through the others' points; otherwise it is the model fitted to them.
     """
     found: dict[str, list[tuple[Point, float]]] = {}
     for source in sorted({point.source for point in points}):
@@ -208,12 +208,12 @@ def mean_pct(out: dict[str, list[tuple[Point, float]]]) -> float:
 
 
 def judge(family: Family, node: Node, points: list[Point]) -> tuple[TimeCurve, dict[str, Any]]:
-    """The curve of one collective of a family and what is said about it."""
+    """The curve of one collective of a family, and its reported errors."""
     first = points[0]
     start = TimeCurve(first.collective, first.ranks, "published", first.algorithm)
     curve = fit(node, points, start)
     out = left_out(node, points, start)
-    # Many sizes of the same ranks: the points themselves may be closer to an unseen source than the model.
+    # With many sizes for the same ranks, the points may predict an unseen source better than the model.
     if len({point.ranks for point in points}) == 1 and len({point.nbytes for point in points}) >= MANY_SIZES:
         through = left_out(node, points, start, through=True)
         if not out or mean_pct(through) < mean_pct(out):
@@ -244,7 +244,7 @@ def judge(family: Family, node: Node, points: list[Point]) -> tuple[TimeCurve, d
 
 
 def unfitted_pct(points: list[Point]) -> dict[str, float | None]:
-    """By family: the error of the shared model with data-sheet bandwidth: a node nobody published."""
+    """By family, the error of the shared model with data-sheet bandwidth, as for an unpublished node."""
     found = {}
     for family in FAMILIES:
         if family.network:
@@ -267,7 +267,7 @@ def unfitted_pct(points: list[Point]) -> dict[str, float | None]:
         for p in mine:
             curve = TimeCurve(p.collective, p.ranks, "assumed", p.algorithm, constants=constants)
             errors += [abs(error) for error in log_errors(node, curve, [p])]
-        found[family.name] = percent(errors)  # as a factor: a range goes both ways
+        found[family.name] = percent(errors)  # as a factor, since a range extends both ways
     return found
 
 
@@ -333,7 +333,7 @@ def main() -> None:
 
 
 def write_profiles(fitted: dict[str, list[TimeCurve]], unknown: dict[str, float | None]) -> None:
-    """Put the curves into the profiles, and the range of what is assumed: that of a PCIe box is wider."""
+    """Put the curves into the profiles, with the range of assumed ones; a PCIe node's is wider."""
     worst = {
         pcie: round(
             max(v for name, v in unknown.items() if v is not None and name.startswith("pcie") == pcie)

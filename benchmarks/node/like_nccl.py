@@ -7,8 +7,8 @@ Real: two NCCL ranks on this GPU, each with its CTAs, as in the lab. Paced: the 
 collectives, which last as long alone as the real ones. For each compute operation:
 
 - slowdown: how much longer it takes while collectives run back to back (bar: within 3 points of each other).
-  Two real ranks on one GPU wait for each other's SMs while compute runs, so that real collectives then take
-  up to 1.7 times as long as paced ones. `stretched` are paced ones that take as long as real ones do then;
+  Two real ranks on one GPU wait for each other's SMs while compute runs, so real collectives then take up to
+  1.7 times as long as paced ones. `stretched` are paced ones that take as long as the real ones then do;
 - placement: what a control changes in the pipeline of the lab, relative to plain overlap (bar: the same sign
   wherever the real effect is over 2%).
 
@@ -57,7 +57,7 @@ COMPUTES = {
     "LayerNorm": Compute(kind="layer_norm", shape=(16384, 8192), repeat=8),
 }
 SETTINGS = ((8, 0.8), (4, 0.8), (8, 1.2))
-"""CTAs per rank, and the collective's length relative to the compute's."""
+"""CTAs per rank, and the collective's duration relative to the compute's."""
 CONTROLS = {
     "priority": Policy(priority="high"),
     "head start 5 us": Policy(head_start_us=5.0),
@@ -67,7 +67,7 @@ RESIDENCY = {"priority, residency 3": Policy(priority="high", rules=(Rule("weft_
 
 
 class FixedNode:
-    """In place of a node profile: every collective takes what this run measured for the real one."""
+    """Stands in for a node profile: every collective takes the time this run measured for the real one."""
 
     name = "like_nccl"
 
@@ -87,7 +87,7 @@ class FixedNode:
 
 
 class PacedPair:
-    """Makes both ranks as paced collectives on this GPU. Each has its own data for all."""
+    """Makes both ranks as paced collectives on this GPU. Each uses its own data as everyone's."""
 
     mirrored = True
 
@@ -103,7 +103,7 @@ class PacedPair:
 
 
 class Lab(CudaExecutor):
-    """Two of these share a process, so that each applies its policy before every measurement."""
+    """Two of these share a process, so each applies its policy before every measurement."""
 
     def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> PipelineSample:
         self._applied = None
@@ -115,7 +115,7 @@ def median_ms(lab: Lab, workload: Workload, policy: Policy, mode: str, times: in
 
 
 def sized(real: Lab, workload: Workload, share: float, compute_ms: float, ctas: int) -> Workload:
-    """The workload with a collective of `share` times the compute's length."""
+    """The workload with a collective that takes `share` times as long as its compute."""
     size = 64 * MiB
     for _ in range(3):
         workload = workload.but(bytes=size)
@@ -125,12 +125,12 @@ def sized(real: Lab, workload: Workload, share: float, compute_ms: float, ctas: 
 
 
 def same_length(labs: dict[str, Lab], node: FixedNode, workload: Workload, ctas: int) -> dict[str, float]:
-    """Let the paced collective last as long as the real one, alone. The node's figures are asked for anew."""
+    """Make the paced collective as long as the real one, alone; the library must ask for the figures anew."""
     policy = Policy(max_ctas=ctas)
     real = median_ms(labs["real"], workload, policy, "comm")
     node.us = 1e3 * real / workload.iterations - 3.0
     for _ in range(3):
-        labs["paced"]._communicators.clear()  # with them the figures that the library keeps
+        labs["paced"]._communicators.clear()  # also drops the figures that the library keeps
         took = median_ms(labs["paced"], workload, policy, "comm")
         node.us = max(1.0, node.us + 1e3 * (real - took) / workload.iterations)
     labs["paced"]._communicators.clear()
@@ -138,7 +138,7 @@ def same_length(labs: dict[str, Lab], node: FixedNode, workload: Workload, ctas:
 
 
 def placement(labs: dict[str, Lab], workload: Workload, ctas: int, name: str) -> list[dict[str, Any]]:
-    """By control: what it changes in the overlapped pipeline, real and paced."""
+    """The effect of each control on the overlapped pipeline, real and paced."""
     controls = {**CONTROLS, **(RESIDENCY if name == "Triton GEMM" else {})}
     policies = {"plain": Policy(max_ctas=ctas)}
     policies |= {label: replace(one, max_ctas=ctas) for label, one in controls.items()}
@@ -198,7 +198,7 @@ class Concurrent:
         return self.gpu.elapsed_ms(begin, end)
 
     def collective_ms(self, kind: str, collectives: int, computes: int) -> float:
-        """What a collective takes while compute runs, the time between two of them included."""
+        """Milliseconds per collective while compute runs, including the gap to the next."""
         marks: list[Any] = []
         self.run(kind, collectives, computes, marks)
         *ends, begin, end = marks
@@ -217,7 +217,7 @@ def slowdown(
 ) -> dict[str, Any]:
     """Percent by which compute takes longer while collectives run back to back, and how long they then take.
 
-    "again" is the real one a second time in every round: what real and paced may differ by without a cause.
+    "again" is the real one a second time in every round: the difference that chance alone makes.
     """
     ranks = {"real": real_pair(makers["real"], ctas), "paced": makers["paced"](RANKS, ctas)}
     pair = Concurrent(gpu, ranks, compute, workload.elements)
@@ -230,7 +230,7 @@ def slowdown(
     shape = collectives, computes
     found = compared(pair, shape, {"real": "real", "paced": "paced", "again": "real"})
     lengths = {kind: concurrent_ms(pair, kind, shape) for kind in ranks}
-    # The library has one server, the latest: from here on, `paced` is stretched, too.
+    # The library has one server, the latest: from here on `paced` is stretched, too.
     stretch(pair, makers["paced"], ctas, shape, lengths["real"])
     longer = compared(pair, shape, {"real": "real", "stretched": "stretched"})
     lengths["stretched"] = concurrent_ms(pair, "stretched", shape)
@@ -245,7 +245,7 @@ def slowdown(
 
 
 def compared(pair: Concurrent, shape: tuple[int, int], kinds: dict[str, str]) -> dict[str, list[float]]:
-    """Percent by which compute takes longer, by label, a figure of each per round."""
+    """Percent by which compute takes longer, by label; one figure per round."""
     found: dict[str, list[float]] = {label: [] for label in kinds}
     for _ in range(2 * ROUNDS):
         alone = pair.run("real", 0, shape[1])
@@ -255,24 +255,24 @@ def compared(pair: Concurrent, shape: tuple[int, int], kinds: dict[str, str]) ->
 
 
 def minus(some: list[float], real: list[float]) -> list[float]:
-    """The median of the differences with its interval, in points."""
+    """The median of the differences with its interval, in percentage points."""
     apart = [a - b for a, b in zip(some, real, strict=True)]
     return [round(value, 2) for value in (statistics.median(apart), *bootstrap_ci(apart))]
 
 
 def concurrent_ms(pair: Concurrent, kind: str, shape: tuple[int, int]) -> float:
-    """What a collective takes while compute runs."""
+    """Milliseconds that a collective takes while compute runs."""
     return statistics.median(pair.collective_ms(kind, *shape) for _ in range(5))
 
 
 def stretch(pair: Concurrent, make: PacedPair, ctas: int, shape: tuple[int, int], wanted_ms: float) -> None:
-    """Add paced ranks whose collectives take as long as wanted while compute runs."""
+    """Add paced ranks whose collectives take `wanted_ms` while compute runs."""
     alone_us = make.node.us
     for _ in range(4):
         pair.ranks["stretched"] = make(RANKS, ctas)
         pair.run("stretched", 2, 1)
         took = concurrent_ms(pair, "stretched", shape)
-        if not abs(took / wanted_ms - 1) > 0.02:  # nor where fewer than two collectives ended
+        if not abs(took / wanted_ms - 1) > 0.02:  # nan, too: fewer than two collectives ended
             break
         make.node.us = max(1.0, make.node.us + 1e3 * (wanted_ms - took))
     make.node.us = alone_us

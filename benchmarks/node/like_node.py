@@ -4,13 +4,12 @@
 
 pytorch PR 172714 (8 x H100): an 8192x8192x8192 fp16 matmul and an all-gather of 64 MiB per rank take 2.96 ms
 one after the other, and 2.02 ms with the all-gather on a stream of its own, issued first (SM kernels): 0.68.
-This is measured here in the same way, each iteration by itself, with the all-gather of the node profile. The
-GPU is idle when an iteration starts, so that launches count: `host_us` is the time of one all-gather's.
+Here it is measured in the same way, one iteration at a time, with the all-gather of the node profile. The GPU
+is idle when an iteration starts, so launches count: `host_us` is the launch time of one all-gather.
 
-Absolute times need the H100's matmul rate, since the matmul here runs on another GPU. It is taken from a
-source that has nothing to do with the PR: 794.5 TFLOPS, the best bf16 rate found on an H100 SXM
-(stas00/ml-engineering, compute/accelerator, "Maximum Achievable Matmul FLOPS"). As the best of many shapes it
-is an upper bound.
+Absolute times need the H100's matmul rate, since the matmul here runs on another GPU. It comes from a source
+unrelated to the PR: 794.5 TFLOPS, the best bf16 rate found on an H100 SXM (stas00/ml-engineering,
+compute/accelerator, "Maximum Achievable Matmul FLOPS"). As the best of many shapes it is an upper bound.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def main() -> None:
         ghost.init(node.ranks, ghost.GhostOptions(max_ctas=ctas, node=args.node))
         found = measure(dist.group.WORLD)
         dist.destroy_process_group()
-        dist.Backend._plugins.pop(ghost.BACKEND.upper())  # the next options are others
+        dist.Backend._plugins.pop(ghost.BACKEND.upper())  # the next group needs other options
         ratio = found["overlap_ms"] / found["sequential_ms"]
         matmul_h100 = 2e3 * SIZE**3 / H100_TFLOPS / 1e12
         longer = max(found["matmul_ms"], found["all_gather_ms"])

@@ -4,8 +4,8 @@
 
 torchtitan's Llama-3.1 8B on 8 H100 in bf16 (benchmarks/llama3_h100_202412, FSDP, selective activation
 checkpointing, batch 2, sequences of 8192): 2.843 s a step in eager mode, 2.457 s compiled, 0.864 of it. Its
-GPUs have 96 GB of HBM2e; an H200's memory is about twice as fast, which shortens what is bound by memory, in
-eager mode more than compiled. The model here is the same in sizes and structure, in plain torch: blocks
+GPUs have 96 GB of HBM2e; an H200's memory is about twice as fast, which shortens memory-bound kernels, in
+eager mode more than compiled. The model here has the same sizes and structure, in plain torch: blocks
 of RMSNorm, grouped-query attention with rotary embeddings and SwiGLU, each in its own FSDP2 group, bf16
 parameters, fp32 reductions, every second matmul and all attention outputs saved, fused AdamW.
 """
@@ -100,7 +100,7 @@ class Llama(nn.Module):
 
 
 def selective() -> Any:
-    """Every second matmul is saved, and the outputs of attention."""
+    """Selective checkpointing: save every second matmul and all attention outputs."""
     aten = torch.ops.aten
     attention = {
         aten._scaled_dot_product_flash_attention.default,

@@ -48,7 +48,7 @@ def event_us(issue: Callable[[], None], stream: Any, times: int = 12) -> float:
 
 
 def durations(name: str) -> dict[str, Any]:
-    """Asked and measured microseconds of collectives alone on the GPU."""
+    """Requested and measured microseconds of collectives alone on the GPU."""
     node, library = load_node(name), paced.load_paced(load_node(name))
     ranks = nccl.NcclRanks(library, node.ranks, own=0)
     stream = torch.cuda.Stream()
@@ -132,7 +132,7 @@ L:
 
 
 def rates() -> list[list[Any]]:
-    """GB/s that CTAs can move when nothing paces them, reads and writes together: the limit of the pacing."""
+    """GB/s, reads plus writes, that unpaced CTAs can move: the limit of the pacing."""
     from dataclasses import replace
 
     from weft.comm.paced_plan import RankCall, plan_calls
@@ -210,7 +210,7 @@ def results() -> dict[str, Any]:
 
 
 def copies(name: str) -> dict[str, Any]:
-    """Collectives by copy engines as delays: asked and measured times, kernels, what a GEMM loses."""
+    """Copy-engine collectives as delays: requested and measured times, kernels, slowdown of a GEMM."""
     from weft.policy import Policy
     from weft.shim import apply
     from weft.shim.stats import snapshot
@@ -302,7 +302,7 @@ def peers(name: str) -> dict[str, Any]:
 
 
 def seen() -> list[dict[str, Any]]:
-    """The communicators that the shim knows."""
+    """The communicators that the shim has seen."""
     from weft.shim import communicators
 
     return [

@@ -21,7 +21,7 @@ from provenance import ROOT, provenance
 
 PROGRAM = ROOT / "tests" / "jobs" / "programs" / "ops_fuzz.py"
 SHARES = {1: 0.2, 2: 0.28, 3: 0.22, 4: 0.2, 8: 0.1}
-"""Of all calls, by number of ranks."""
+"""Share of all calls, by number of ranks."""
 
 
 def run(ranks: int, calls: int, seed: int) -> dict[str, object]:

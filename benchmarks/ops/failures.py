@@ -9,7 +9,7 @@
 | differs | its sizes differ, in the first call of a kind or in a later one |
 | fails | its GEMM fails in the middle of the schedule |
 
-Each other rank must get an error that names it within the group's timeout; afterwards the group must
+Each other rank must get an error that names that rank within the group's timeout; afterwards the group must
 work (differs, first call) or be torn down.
 """
 
@@ -71,7 +71,7 @@ def scenario(kind: str, operation: str, rank: int, ranks: int) -> tuple[str, flo
             if culprit:
                 run_messages.perform = fail
             call(x, w)
-            call(x, w)  # a scatter or an all-to-all may have all it needs from the rank that failed
+            call(x, w)  # in a scatter or all-to-all a rank may already have all it needs from the failed one
     except (WeftError, OutOfMemoryForTestError) as error:
         return str(error), time.monotonic() - begun
     return "", time.monotonic() - begun
@@ -90,7 +90,7 @@ def check(kind: str, operation: str, ranks: int, timeout_s: float) -> dict[str, 
             usable = bool(torch.isfinite(call(torch.ones(2 * ranks, 3), torch.ones(3, 3))).all())
         begun = time.monotonic()
         if rank == ranks - 1 and kind.startswith("absent"):
-            time.sleep(2 * timeout_s)  # it lives on, and never calls
+            time.sleep(2 * timeout_s)  # it stays alive, but never calls
         dist.destroy_process_group()
         down = time.monotonic() - begun
         said = {"rank": rank, "error": error, "seconds": seconds, "usable": usable, "down_s": down}

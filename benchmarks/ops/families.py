@@ -3,7 +3,7 @@
     python benchmarks/ops/families.py --ranks 2 4 --out benchmarks/results/ops/families.json
 
 For each family: the relative difference of the loss and of the gradients of a tiny model (fp32), or the error
-with which it was refused, unchanged (`tests/jobs/programs/ops_families.py`). Needs transformers.
+that refused it, with the model unchanged (`tests/jobs/programs/ops_families.py`). Needs transformers.
 """
 
 from __future__ import annotations

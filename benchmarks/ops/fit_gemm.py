@@ -1,4 +1,4 @@
-"""Fit the assumptions of the GEMM model to a GPU: the speed of smaller tiles, the overhead of a tile.
+"""Fit the assumptions of the GEMM model to a GPU: the speed of smaller tiles and the overhead per tile.
 
 weft explore --characterize --device cuda --json > measured.json
 python benchmarks/ops/fit_gemm.py measured.json
@@ -25,7 +25,7 @@ TILES, TODAY = cost.TILES, (1.0, cost.TILE_OVERHEAD, cost.ACCUMULATE_EXPOSED)
 
 
 def losses(document: dict[str, Any], power: float, tail: float, added: float) -> list[tuple[float, float]]:
-    """Measured and simulated time over the whole GEMM's; `power`: exponent of the tiles' shares."""
+    """Measured and simulated times relative to the whole GEMM; `power`: exponent of the tiles' shares."""
     cost.TILES = tuple((m, n, share**power) for m, n, share in TILES)
     cost.TILE_OVERHEAD, cost.ACCUMULATE_EXPOSED = tail, added
     costs = Gemms(by_title(document["gpu"]))
@@ -39,7 +39,7 @@ def losses(document: dict[str, Any], power: float, tail: float, added: float) ->
 
 
 def error(document: dict[str, Any], power: float, tail: float, added: float) -> float:
-    """Mean relative error of the time over the whole's."""
+    """Mean relative error of those times."""
     pairs = losses(document, power, tail, added)
     return sum(abs(simulated / measured - 1) for measured, simulated in pairs) / max(1, len(pairs))
 

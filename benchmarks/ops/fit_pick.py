@@ -1,10 +1,10 @@
-"""Fit what the estimate does not derive, on shapes of the fit's own generator.
+"""Fit the one figure that the estimate does not derive, on shapes of the fit's own generator.
 
 python benchmarks/ops/fit_pick.py [--count 100] [--out benchmarks/results/ops/fit_pick.json]
 
-One figure: how much longer copies take in a PCIe tree whose ranks fall out of step (DRIFT). What it prints
-goes to `weft.ops.estimate` by hand. `usual` and `rough` have the errors that CLOSE and CLOSE_ROUGH of
-`weft.ops.pick` cover.
+That figure is DRIFT: how much longer copies take in a PCIe tree whose ranks fall out of step. Copy the
+printed value to `weft.ops.estimate` by hand. `usual` and `rough` are the errors that CLOSE and CLOSE_ROUGH of
+`weft.ops.pick` must cover.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Row = tuple[Case, dict[tuple[str, str], float]]
 
 
 def score(rows: list[Row]) -> dict[str, float]:
-    """How far the estimates of the schedules that may be picked are from the simulated times, in percent."""
+    """Percent by which estimates differ from simulated times, over the schedules that may be picked."""
     estimate._loads.cache_clear()
     errors = []
     for case, times in rows:

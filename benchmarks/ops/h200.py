@@ -2,10 +2,10 @@
 
     PYTHONPATH=src python benchmarks/ops/h200.py --out DIR            # about two minutes on an H200
 
-One GPU is rank 0 of eight. What its peers hold lies in pinned host memory (`weft.ops.HostPeers`), so that
-copies are real transfers by a copy engine (`dma`) or by a kernel on 16 SMs (`sm`). Sizes are such that
-communication takes 0.5 to 1.5 times as long as the matmul. All variants of a size are measured in turn, in
-random order.
+One GPU is rank 0 of eight. Its peers' data is in pinned host memory (`weft.ops.HostPeers`), so
+copies are real transfers by a copy engine (`dma`) or by a kernel on 16 SMs (`sm`). Sizes are chosen so that
+communication takes 0.5 to 1.5 times as long as the matmul. All variants of a size are interleaved, in random
+order.
 
 ideal = max(matmul, transfer) + the matmul of the last piece at the finest cut tried: nothing can hide it.
 fraction of ideal = (serial - measured) / (serial - ideal).
@@ -38,7 +38,7 @@ OPERATIONS = {
     "matmul_reduce_scatter": matmul_reduce_scatter,
     "all_to_all_matmul": all_to_all_matmul,
 }
-# Operation, M, N, K. What moves is M x K (M x N for the reduce-scatter), so N (K) sets the balance.
+# Operation, M, N, K. The transfer is M x K (M x N for the reduce-scatter), so N (K) sets the balance.
 SHAPES = [
     ("all_gather_matmul", 32768, 11264, 8192),
     ("all_gather_matmul", 32768, 22528, 8192),
@@ -116,7 +116,7 @@ class Case:
         return call
 
     def _transfer(self, engine: str) -> Any:
-        """All that one call receives (and for a reduce-scatter sends, at the same time), and nothing else."""
+        """Only the transfers of one call: all it receives and, for a reduce-scatter, sends meanwhile."""
         rows, cols = self.m // RANKS, self.n if self.scatters else self.k
         sources = [h[:rows] for h in self.peers.held if h is not None]
         arriving = torch.empty((RANKS - 1) * rows, cols, device="cuda", dtype=torch.bfloat16)
@@ -156,7 +156,7 @@ class Case:
             try:
                 call()
                 torch.cuda.synchronize()
-            except Exception as error:  # one that cannot run must not cost the others
+            except Exception as error:  # a variant that cannot run must not stop the others
                 self.failed[name] = f"{type(error).__name__}: {error}"[:500]
                 del self.variants[name]
                 continue
@@ -173,7 +173,7 @@ class Case:
 
 
 def timed(call: Any) -> tuple[float, float]:
-    """Milliseconds on the GPU, and microseconds that the CPU took to issue it."""
+    """Milliseconds of a call on the GPU, and microseconds that the CPU took to issue it."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
@@ -186,10 +186,10 @@ def timed(call: Any) -> tuple[float, float]:
 
 
 def contention(case: Case, engine: str, rng: random.Random) -> tuple[float, float]:
-    """A matmul while copies run all along, over the matmul alone; and a transfer while matmuls run.
+    """Slowdown of a matmul while copies run throughout, and of a transfer while matmuls run; in random order.
 
-    In random order. A matmul is measured behind another one, so that clocks are those of a busy GPU; of two
-    transfers both count, because the first may wait for a free SM.
+    A matmul is measured right after another one, so that clocks are those of a busy GPU. Both of two
+    transfers count, because the first may wait for a free SM.
     """
     matmul = case.variants["matmul alone"]
     transfer = case.variants[f"transfer alone {engine}"]

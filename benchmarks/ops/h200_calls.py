@@ -1,10 +1,10 @@
-"""What the calls of real models keep of the ideal on one GPU: batch-first, several weights, fp8.
+"""What fraction of the ideal do calls of real models reach on one GPU? Batch-first, several weights, fp8.
 
     PYTHONPATH=src python benchmarks/ops/h200_calls.py --out DIR            # about two minutes on an H200
 
-As in h200.py, one GPU is rank 0 of eight, and what its peers hold lies in pinned host memory. Each case is
-measured serial and with the schedules that copy engines make worth while, interleaved, next to its GEMMs and
-its transfer alone; results are checked against plain torch. A batch-first call includes the copy that puts
+As in h200.py, one GPU is rank 0 of eight, and its peers' data is in pinned host memory. Each case is measured
+serial and with the schedules that pay off with copy engines, interleaved, as well as its GEMMs alone and its
+transfer alone; results are checked against plain torch. A batch-first call includes the copy that puts
 tokens first.
 
 ideal = max(GEMMs, transfer) + the GEMMs of the last piece: nothing can hide it.
@@ -36,7 +36,7 @@ FP8 = torch.float8_e4m3fn
 
 @dataclass(frozen=True)
 class Call:
-    """One case: tokens, columns of each weight, k; of a reduce-scatter the only weight is k by n."""
+    """One case: tokens, columns of each weight, k. A reduce-scatter has a single weight, k by n."""
 
     name: str
     operation: str
@@ -81,7 +81,7 @@ class Case:
             held = list(self.whole.split(self.rows))
             self.expected = [self._matmul(self.whole, w).float() for w in self.ws]
             self.x = self.whole[: self.rows].clone()
-        if call.batch:  # batch, tokens, features: the same rows, tokens first, are what peers hold
+        if call.batch:  # batch, tokens, features: peers hold the same rows with tokens first
             self.x = self.x.view(-1, call.batch, call.k).movedim(0, 1).contiguous()
         self.peers = HostPeers(held)
         self.moved = (

@@ -20,7 +20,7 @@ from weft.policy import SCHEDULES
 
 
 def row(measured: dict[str, Any], ranks: int) -> dict[str, Any]:
-    """One shape: each schedule on copy engines, measured and simulated, and what the pick costs."""
+    """One shape: each schedule on copy engines, measured and simulated, and the cost of the pick."""
     sizes = (measured["m"], measured["n"], measured["k"])
     case = Case(
         operation=measured["operation"],

@@ -2,9 +2,9 @@
 
     python benchmarks/ops/llama.py --steps 50 --out benchmarks/results/ops/llama.json
 
-Losses and gradient norms of each way next to torch's own styles, on 2 and 4 ranks, in fp32 and bf16;
-checkpoints that are continued on the same and on another number of ranks, and under the other implementation.
-No speed is measured.
+Compares losses and gradient norms of each with torch's own styles, on 2 and 4 ranks, in fp32 and bf16;
+resumes checkpoints on the same and on another number of ranks, and under the other implementation. Does not
+measure speed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import transformers
 
 JOB = Path(__file__).with_name("llama_job.py")
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
-"""Of losses, relative, over all steps."""
+"""Relative tolerance of losses, over all steps."""
 MOST_NORM = 3.0
-"""Gradient norms may be this many times as far from the plain model's as those of torch's own styles are."""
+"""Gradient norms may differ from the plain model's by this many times as much as torch's own styles do."""
 
 
 class Jobs:
@@ -33,7 +33,7 @@ class Jobs:
         self.folder, self.steps, self.count = folder, steps, 0
 
     def run(self, *arguments: object, ops: bool = False) -> dict[str, Any]:
-        """The losses of one job, under `weft run --ops` or as it is."""
+        """The losses of one job, unmodified or under `weft run --ops`."""
         self.count += 1
         out = self.folder / f"{self.count}.json"
         stats = self.folder / f"{self.count}.stats.json"
@@ -81,7 +81,7 @@ def compare(
 
 
 def resume(jobs: Jobs, ranks: int, then: int, by: tuple[str, str]) -> dict[str, Any]:
-    """Save after half of the steps, go on in another process."""
+    """Save after half of the steps, and resume in another process."""
     folder, half = jobs.folder / f"checkpoint{jobs.count}", jobs.steps // 2
     first = jobs.run("--ranks", ranks, "--by", by[0], "--save", folder, "--at", half)
     second = jobs.run("--ranks", then, "--by", by[1], "--load", folder, "--at", half)

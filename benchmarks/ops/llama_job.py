@@ -3,9 +3,8 @@
     python benchmarks/ops/llama_job.py --ranks 2 --steps 50 --by torch --out losses.json
 
 `--by torch`: torch's styles; nothing here imports weft. `--by weft`: `weft.ops.parallelize`. `--by plain`:
-one rank. `--save DIR`
-after `--at` steps, `--load DIR` to continue there: both note a digest of all whole tensors of model and
-optimizer.
+one rank. `--save DIR` saves after `--at` steps, `--load DIR` continues from there; both write a digest of all
+full tensors of model and optimizer.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def by_torch(model: nn.Module, mesh: Any) -> nn.Module:
 
 
 def digest(*states: Any) -> str:
-    """Of all whole tensors, by name."""
+    """A digest of all full tensors, in order of their names."""
     made = hashlib.sha256()
 
     def add(name: str, value: Any) -> None:

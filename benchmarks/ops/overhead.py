@@ -2,11 +2,11 @@
 
     PYTHONPATH=src python benchmarks/ops/overhead.py --out FILE      # needs torch, no GPU; ten seconds
 
-The real operations, prepared calls and runner of a GPU, for 8 ranks. Kernels, copies and events are
-replaced by functions that do nothing, so what is left is weft's own time: finding the prepared call, the
-result tensor, the views, issuing. Each time is the least of 25 batches: other load on the machine only adds.
-`new memory`: x, w and the result at addresses that the call has not met before. With a GPU (--device cuda)
-the real calls are made, and the time of the same calls without weft is taken off.
+Uses the real operations, prepared calls and GPU runner, for 8 ranks, but replaces kernels, copies and events
+by no-ops. What remains is weft's own time: finding the prepared call, the result tensor, the views, issuing.
+Each time is the least of 25 batches, since other load on the machine only adds. `new memory`: x, w and the
+result are at addresses new to the call. With a GPU (--device cuda) the real calls are made, and the time of
+the same calls without weft is subtracted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from weft.ops.schedule import OPERATIONS
 from weft.ops.teams import team_of
 from weft.policy import SCHEDULES
 
-RANKS, M, N, K = 8, 2048, 8, 64  # so small that malloc, like a GPU allocator, gives the same memory again
+RANKS, M, N, K = 8, 2048, 8, 64  # so small that malloc, like a GPU allocator, reuses the same memory
 BATCHES = 25
 FUNCTIONS = {
     "all_gather_matmul": all_gather_matmul,
@@ -55,7 +55,7 @@ class Stream:
 
 
 class Peers(HostPeers):
-    """Data that is not pinned."""
+    """Host peers without pinned memory."""
 
     def outbox(self, key: Any, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
         return self.sent.setdefault(key, torch.empty(rows, cols, dtype=dtype))
@@ -69,7 +69,7 @@ def peers_of(operation: str, device: str, kind: type[HostPeers]) -> tuple[HostPe
 
 
 def measure(operation: str, name: str, needs_grad: bool, device: str) -> dict[str, float]:
-    """The time to issue an operation, less the time to issue the same kernels, copies and events bare."""
+    """The time to issue an operation, minus that to issue the same kernels, copies and events directly."""
     peers, x = peers_of(operation, device, Peers if device == "cpu" else HostPeers)
     w = torch.ones(K, N, device=device, dtype=torch.bfloat16, requires_grad=needs_grad)
     function = FUNCTIONS[operation]
@@ -113,7 +113,7 @@ def measure(operation: str, name: str, needs_grad: bool, device: str) -> dict[st
 
 
 def microseconds(call: Any, repeats: int) -> float:
-    """CPU time of this thread for one call."""
+    """CPU time of one call on this thread."""
     begun = time.thread_time()
     for _ in range(repeats):
         call()
@@ -151,7 +151,7 @@ def main() -> None:
         for name in SCHEDULES:
             for needs_grad in (False, True):
                 if needs_grad and operation == "all_to_all_matmul":
-                    continue  # keeps what arrived for its backward: more kernels, not more of weft
+                    continue  # keeps received data for its backward: more kernels, not more weft
                 found = measure(operation, name, needs_grad, arguments.device)
                 rows.append({"operation": operation, "schedule": name, "gradient": needs_grad, **found})
     machine = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.machine()

@@ -2,8 +2,8 @@
 
 python benchmarks/ops/pick.py [--count 60] [--seeds 24] [--first 730001] [--out FILE]
 
-Several seeds in a row. Of every four shapes the pick has both engines for two, DMA alone for one, and SMs
-alone for one.
+Runs several consecutive seeds. Of every four shapes, the pick may use both engines for two, only DMA for one,
+and only SMs for one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENGINES = (FUSED_ENGINES, FUSED_ENGINES, ("dma",), ("sm",))
 
 
 def judge(case: Case, engines: tuple[str, ...] = FUSED_ENGINES) -> dict[str, Any]:
-    """What the pick takes against the best and against serial, both with their best engine of these."""
+    """The time of the pick against the best schedule and serial, each with its best of these engines."""
     began = time.process_time()
     sizes = (case.m, case.n, case.k, case.ranks)
     found = pick(case.operation, *sizes, case.dtype, case.gpu, case.topology, engines=engines)
@@ -85,7 +85,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def ficco_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """FiCCO's rule on the same shapes, as the paper counts: among its own four schedules."""
+    """FiCCO's rule on the same shapes, counted as in its paper: among its own four schedules."""
     return {
         **_accuracy([row["ficco_regret_of_finer"] for row in rows]),
         "mean_regret_of_all_pct": round(100 * float(np.mean([r["ficco_regret"] for r in rows])), 2),

@@ -1,4 +1,4 @@
-"""What a result of these benchmarks was measured with: commit, machine and versions."""
+"""Provenance of a benchmark result: commit, machine and versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def provenance() -> dict[str, str]:
-    """The commit has a + where files differ from it."""
+    """The provenance of this run; the commit has a + if files differ from it."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
     commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {

@@ -2,10 +2,9 @@
 
     python benchmarks/plan/collectives.py [--fit]
 
-Prints the error by size and by number of nodes. The constants between nodes are fitted by fit.py, which takes
-these points along with the training runs. --fit also fits the figures inside a node (`NODE_LINKS` of
-weft.gpu.cost) to half of the points of one node, drawn with a seed, and prints them and their error on the
-rest.
+Prints the error by size and by number of nodes. fit.py fits the constants between nodes, to these points
+together with the training runs. --fit also fits the figures inside a node (`NODE_LINKS` of weft.gpu.cost) to
+a seeded random half of the single-node points, and prints them and their error on the other half.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "tests" / "data" / "published_collectives.csv"
 SEED = 8
 NODE = ("launch_us", "domain_us", "half_bytes")
-"""What is fitted; the shares of the bandwidth are NVIDIA's (nccl-tests issues 212 and 326)."""
+"""The fitted figures; the bandwidth shares are NVIDIA's (nccl-tests issues 212 and 326)."""
 Point = tuple[str, str, str, float, Group, Network, float]
 
 
@@ -55,7 +54,7 @@ def log_errors(links: Links, rows: list[Point]) -> list[float]:
 
 
 def fit_node(rows: list[Point], start: Links) -> Links:
-    """Coordinate descent over logarithms: few figures, no gradient needed."""
+    """Coordinate descent over logarithms: with few figures no gradient is needed."""
 
     def loss(links: Links) -> float:
         return statistics.fmean(abs(error) for error in log_errors(links, rows))

@@ -1,9 +1,9 @@
-"""Simulate beforehand what compute and collectives take from each other: the table that plans look up.
+"""Precompute how much compute and collectives slow each other: the table that plans look up.
 
     python benchmarks/plan/contention.py
 
 Writes src/weft/plan/data/contention.json. Run it again when the simulator or its profiles change; a test
-compares a few entries. A pair that is not in the table is simulated when it is asked for.
+compares a few entries. Pairs that are not in the table are simulated on demand.
 """
 
 from __future__ import annotations

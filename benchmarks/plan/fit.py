@@ -2,9 +2,9 @@
 
     python benchmarks/plan/fit.py [--write] [--warm]
 
-Reads tests/data/published_training.csv (made by rows.py) and published_collectives.csv. With --write puts
-the constants, fitted to all rows, into src/weft/plan/data/figures.json, and what leaving out each source
-gave into benchmarks/results/plan/left_out.json: validate.py and the shipped intervals are made from it.
+Reads tests/data/published_training.csv (made by rows.py) and published_collectives.csv. --write puts
+the constants fitted to all rows into src/weft/plan/data/figures.json, and the results of leaving out each
+source into benchmarks/results/plan/left_out.json, the input of validate.py and of the shipped intervals.
 --warm starts from the shipped constants instead of the priors.
 """
 
@@ -34,7 +34,7 @@ from weft.plan.published import Published, load
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = ROOT / "benchmarks" / "results" / "plan" / "left_out.json"
 
-# What is known of each constant before any fit, and how well. Sources: benchmarks/results/ops (8192^3 on an
+# The prior of each constant and its uncertainty. Sources: benchmarks/results/ops (8192^3 on an
 # H200 at 0.79 of the peak cold, and cut eight ways along K: 25% slower) for matmuls, with a tenth off for the
 # clock under load; NCCL's tuning table (src/graph/tuning.cc) for hops; nccl-tests issues 212 and 326 for
 # NVLink shares; kernel counts for the traffic factors.

@@ -1,11 +1,11 @@
-"""From the collected tables of published runs to jobs that can be predicted, with what had to be assumed.
+"""Turns the collected tables of published runs into jobs that can be predicted, with the assumptions made.
 
     python benchmarks/plan/rows.py COLLECTED.csv [MORE.csv ...] tests/data/published_training.csv
 
 Keeps the rows whose configuration is complete, or can be completed from the recipe that the publication
-names. Each row carries its source (one publication), what was assumed where the publication is silent, and
-the peak memory where one is published. Left out: rows without a model or a split (PowerSGD, Domino, the
-Crusoe blog), models that are no transformer (Nemotron Nano), one-layer timings, and ZeRO++ (zeropp.py
+names. Each row carries its source (one publication), the assumptions where the publication is silent, and
+the peak memory if published. Left out: rows without a model or a split (PowerSGD, Domino, the
+Crusoe blog), models that are not transformers (Nemotron Nano), one-layer timings, and ZeRO++ (zeropp.py
 compares its ratios).
 """
 
@@ -82,7 +82,7 @@ def number(text: str, default: int = 0) -> int:
 
 
 def base(row: dict[str, str]) -> dict[str, object]:
-    """What all sources write in the same columns."""
+    """The columns that all sources share."""
     extra = dict(re.findall(r"(cp|ep|etp)=(\d+)", row["ep_or_cp"]))
     gpu = {"A": "a100-80gb", "N": "a100-80gb"}.get(row["gpu"][0], "h100")
     if "96GB" in row["gpu"]:
@@ -239,7 +239,7 @@ def torchtitan(row: dict[str, str]) -> dict[str, object]:
     job["recompute"] = row["recompute"].split(" ")[0]
     job["memory_gib"] = MEMORY.get((part(row["source"]), row["tokens_per_s_per_gpu"]), "")
     notes = row["notes"].lower()
-    # Async TP is a pass of torch.compile, so a run that has it is compiled.
+    # Async TP is a pass of torch.compile, so runs with it are compiled.
     if "eager" in notes or ("performance.md" in row["source"] and "async" not in notes):
         job["software"] = "torchtitan-eager"
     if "asyncTP" in row["source"]:
@@ -424,7 +424,7 @@ def deepseek(row: dict[str, str]) -> dict[str, object]:
     return job
 
 
-# Rows of torchtitan's tables that the collected tables leave out.
+# Rows of torchtitan's tables that are missing from the collected tables.
 # Model, GPU, GPUs, tp, micro-batch, precision, recompute, software, hidden, tokens per second and GPU, table.
 LLAMA = {
     "Llama-3.1 8B": (32, 4096, 32, 8, 14336, 128256, 8192),
@@ -528,7 +528,7 @@ KEY = ("model", "layers", "hidden", "gpus", "tp", "precision", "recompute", "hid
 
 
 def part(source: str) -> str:
-    """Which table or release of a publisher a row is from: what is left out together."""
+    """The table or release of a publisher that a row is from; its rows are left out together."""
     release = re.search(
         r"v?\d+\.\d+(\.\d+)?(?= NeMo|$)|(Table|Fig|T)s? ?[\d/+T]+$|sec [\d.]+|r0\.8\.0 README \w+", source
     )

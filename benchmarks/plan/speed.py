@@ -55,7 +55,7 @@ def by_gpus() -> dict[int, float]:
 
 
 def sweep_s() -> dict[str, Any]:
-    """A sweep of 2,000 splits of DeepSeek-V3: those without controls, and the fastest with."""
+    """A sweep of 2,000 splits of DeepSeek-V3: all without controls, the fastest also with them."""
     start, busy = time.perf_counter(), time.process_time()
     options = {"model": "deepseek-v3", "gpu": "h100", "gpus": 1024, "global_batch": 4096}
     predicted = 0

@@ -1,10 +1,10 @@
-"""Overlap at scale: against the number of GPUs, pipeline parallelism and compression. All of it is simulated.
+"""Overlap at scale, by number of GPUs, pipeline stages and compression. Everything is simulated.
 
 python benchmarks/plan/study.py
 
-Writes benchmarks/results/plan/study.json, the pictures under docs/images/, the tables between the marks of
-docs/study-overlap-at-scale.md and docs/plan.md. One command, under two minutes; run it again when the
-planner's constants change, after validate.py.
+Writes benchmarks/results/plan/study.json, the pictures under docs/images/, and the tables between the marks
+in docs/study-overlap-at-scale.md and docs/plan.md. Takes under two minutes; run it again when the planner's
+constants change, after validate.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COMMUNICATION = ("tp", "cp", "ep", "pp", "grads", "params")
 
 
 def jobs() -> dict[str, TrainingJob]:
-    """What the study looks at, each on 64 GPUs or the least that it needs."""
+    """The jobs of the study, each on 64 GPUs or the fewest that it needs."""
     return {
         "Llama-3 8B, FSDP": TrainingJob(
             model="llama3-8b", gpu="h100", gpus=64, sharding="zero3", recompute="selective"
@@ -87,7 +87,7 @@ def figures_of(job: TrainingJob, without: Prediction, best: Prediction) -> Row:
 
 
 def both(job: TrainingJob) -> Row:
-    """The job without a control and with the best for each collective."""
+    """The job without controls, and with the best one for each collective."""
     options = {"check_memory": False}
     return figures_of(job, predict(job.but(policy=None), **options), predict(job.but(policy=AUTO), **options))
 
@@ -144,7 +144,7 @@ def pipelines() -> list[Row]:
 
 
 def schedules() -> list[Row]:
-    """What a schedule is worth next to a control: GPT 175B under the software of 2022, which hides little."""
+    """The gain of a schedule next to that of a control: GPT 175B with 2022's software, which hides little."""
     rows = []
     job = jobs()["GPT 175B on A100, tp8 pp8"]
     hide = frozenset({"tp_backward", "grads", "params"})
@@ -225,7 +225,7 @@ def pipelines_compressed() -> list[Row]:
 
 
 def fill(path: Path, blocks: dict[str, Callable[[Row], str]], found: Row) -> None:
-    """Make the tables of a document anew, each between its marks."""
+    """Rewrite the tables of a document, each between its marks."""
     text = path.read_text(encoding="utf-8")
     for name, block in blocks.items():
         start, end = f"<!-- study: {name} -->", f"<!-- end: {name} -->"

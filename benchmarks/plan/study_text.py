@@ -1,4 +1,4 @@
-"""What the study's page shows: tables, answers and pictures, made from the numbers."""
+"""The tables, answers and pictures of the study's page, made from the numbers."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ def _about_both(found: Row) -> str:
 
 
 def _reason(rows: list[Row], words: str) -> str:
-    """Why, where the numbers say so: on average the controls gain more with compression."""
+    """The reason, if the numbers support it: on average the controls gain more with compression."""
     more = sum(row["controls_gain_compressed_pct"] - row["controls_gain_pct"] for row in rows)
     return f": {words}" if more > 0 else ""
 

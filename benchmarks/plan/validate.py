@@ -5,7 +5,7 @@
 Reads benchmarks/results/plan/left_out.json (written by fit.py --write) and predicts with the shipped
 constants. Also: memory against published peaks, what data parallelism adds (Korthikanti et al., 530B, from
 1 to 8 replicas), weak-scaling efficiency of the dgxc-benchmarking series, and the time of one layer
-(Korthikanti et al., table 4). With --out writes the table, the page and what `weft plan` shows
+(Korthikanti et al., table 4). --out writes the table, the page and the accuracy that `weft plan` shows
 (src/weft/plan/data/accuracy.json).
 """
 
@@ -34,7 +34,7 @@ from weft.plan.step import Prediction, predict
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = ROOT / "benchmarks" / "results" / "plan" / "left_out.json"
 FAR_POINTS = 3
-# What Calculon reaches, mean absolute error in percent, where its figures are known.
+# Calculon's mean absolute error in percent, where its figures are known.
 CALCULON = {"korthikanti": 3.65, "korthikanti dp=8": 11.5, "megascale": 6.2, "sc21": 9.0}
 Pair = tuple[Published, Prediction]
 
@@ -61,7 +61,7 @@ def residuals(*, by_publisher: bool = False) -> list[Residual]:
 
 
 def memory(pairs: list[Pair]) -> list[dict[str, Any]]:
-    """Predicted peak memory where one is published, in GiB."""
+    """Predicted peak memory in GiB, for runs with a published one."""
     found = []
     for row, prediction in pairs:
         if row.memory_bytes:
@@ -79,7 +79,7 @@ def memory(pairs: list[Pair]) -> list[dict[str, Any]]:
 
 
 def refused(pairs: list[Pair]) -> list[str]:
-    """Runs that took place and are refused for memory."""
+    """Real runs that the planner refuses for lack of memory."""
     return [
         f"{row.source} {row.label}: {sum(p.memory_bytes.values()) / 2**30:.0f} GiB"
         for row, p in pairs

@@ -2,8 +2,8 @@
 
 python benchmarks/plan/zeropp.py [--out benchmarks/results/plan/zeropp.json]
 
-384 V100 in DGX-2 nodes of 16. Nothing is fitted on these rows; the figures are Megatron-LM's of 2022 with the
-16-bit gradients of DeepSpeed. What is compared is the ratio of the two rates, which does not depend on how
+384 V100 in DGX-2 nodes of 16. Nothing is fitted to these rows; the figures are Megatron-LM's of 2022 with the
+16-bit gradients of DeepSpeed. The comparison uses the ratio of the two rates, which does not depend on how
 FLOPs are counted. Also: the uncompressed all-reduces of BERT-Large that the paper on 1-bit Adam
 (arXiv:2102.02888, table 1) published. The paper on PowerSGD has no pair of step times with a complete
 configuration.

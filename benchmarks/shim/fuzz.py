@@ -55,7 +55,7 @@ DRIVER_POLICIES = {
     "placed": Policy(priority="high", head_start="placed"),
     "reserve": Policy(sm_reserve=16, head_start="placed", rules=(Rule("gemm*", 1),)),
 }
-NCCL_BATCH, DRIVER_BATCH = 50, 10  # programs of one process; the fake driver knows 512 streams
+NCCL_BATCH, DRIVER_BATCH = 50, 10  # programs per process; the fake driver has 512 streams
 INVALID_ARGUMENT = 4
 TIMEOUT_S = 300
 Programs = dict[str, dict[str, Any]]
@@ -63,7 +63,7 @@ Programs = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Batch:
-    """Consecutive seeds that one process runs."""
+    """Consecutive seeds, run by one process."""
 
     what: str
     seed: int
@@ -72,7 +72,7 @@ class Batch:
     """Environment of the native run."""
     label: str
     runs: tuple[tuple[str, Policy, tuple[str, ...]], ...]
-    """Under weft: a name, a policy, and arguments of the program."""
+    """The runs under weft: a name, a policy, and arguments of the program."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ def first_difference(native: list[Any], under: list[Any]) -> str:
 
 
 def compare_nccl(native: dict[str, Any], under: dict[str, Any], traced: bool) -> str | None:
-    """Where weft differs, or None.
+    """The first difference under weft, or None.
 
     A call that the library refused as invalid may have reached it twice: first as weft makes it.
     """
@@ -126,7 +126,7 @@ def compare_nccl(native: dict[str, Any], under: dict[str, Any], traced: bool) ->
 
 
 def compare_driver(native: dict[str, Any], under: dict[str, Any], traced: bool) -> str | None:
-    """Where weft differs, or None. A trace may come between two dependent launches."""
+    """The first difference under weft, or None. A trace may come between two dependent launches."""
     for key in ("results", "launches"):
         if native[key] != under[key]:
             return f"{key} {first_difference(native[key], under[key])}"
@@ -165,7 +165,7 @@ def environment(*folders: Path) -> dict[str, str]:
 
 
 def nccl_batch(folder: Path, driver: Path, seed: int, count: int = NCCL_BATCH) -> Batch:
-    """The version, and whether the job may be tuned live, come from the seed as well."""
+    """A batch of NCCL programs. The version, and whether live tuning may run, also come from the seed."""
     choose = random.Random(seed)
     version, live = choose.choice(NCCL_VERSIONS), choose.random() < 0.5
     base = environment(build_nccl(folder, version), driver)
@@ -181,7 +181,7 @@ def driver_batch(driver: Path, seed: int, count: int = DRIVER_BATCH) -> Batch:
 
 
 def run_programs(batch: Batch, env: dict[str, str], arguments: tuple[str, ...]) -> Programs | str:
-    """What the programs of a batch did, or how their process ended."""
+    """What the programs of a batch did, or, if their process failed, how it ended."""
     program = str(HERE / f"fuzz_{batch.what}_program.py")
     command = [sys.executable, program, str(batch.seed), str(batch.count), *arguments]
     try:

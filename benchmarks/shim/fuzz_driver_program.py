@@ -39,7 +39,7 @@ def make_kernels() -> Kernels:
 
 
 class Program:
-    """One program. Its choices come from its seed alone: nothing that weft changes may change them."""
+    """One program. Its choices come only from its seed, so that nothing weft changes can affect them."""
 
     def __init__(self, kernels: Kernels, traced: bool, seed: int) -> None:
         self.lib, self.kernels, self.traced = library(), kernels, traced

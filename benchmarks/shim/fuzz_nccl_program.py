@@ -3,7 +3,7 @@
     python fuzz_nccl_program.py FIRST_SEED COUNT
 
 Prints, as JSON, what every call of each program returned and which calls reached the library. Under weft, the
-program is disturbed as a search would disturb it: communicators are prepared, routed and released in between.
+program is disturbed as by a search: communicators are prepared, routed and released between its calls.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COLLECTIVES = (
     "ncclGather",
     "ncclScatter",
 )
-# Weft makes and ends communicators of its own, so these are not counted.
+# weft makes and ends its own communicators, so these calls are not counted.
 OF_COMMUNICATORS = {
     f"ncclComm{name}" for name in ("Split", "Destroy", "Abort", "Finalize", "Revoke", "Suspend", "Resume")
 }
@@ -42,7 +42,7 @@ Result = tuple[str, Any, Any]
 
 
 class NewerConfig(ctypes.Structure):
-    """ncclConfig_t as NCCL 2.33 has it, and as a version with 400 more bytes may have it."""
+    """ncclConfig_t of NCCL 2.33, and of a possible version with 400 more bytes."""
 
     _fields_ = (
         *Config._fields_,
@@ -110,7 +110,7 @@ CALL_CONFIGS: tuple[Callable[[], Any], ...] = (
 
 
 class Disturbance:
-    """What a search does to a running job; nothing where the shim is not loaded."""
+    """What a search does to a running job; does nothing without the shim."""
 
     def __init__(self) -> None:
         self.injected = "libweft_shim" in Path("/proc/self/maps").read_text()
@@ -136,7 +136,7 @@ class Disturbance:
 
 
 class Program:
-    """One program. Its choices come from its seed alone: nothing that weft changes may change them."""
+    """One program. Its choices come only from its seed, so that nothing weft changes can affect them."""
 
     def __init__(self, nccl: Nccl, disturbance: Disturbance, seed: int) -> None:
         self.nccl, self.lib, self.disturbance = nccl, nccl.lib, disturbance
@@ -146,9 +146,9 @@ class Program:
         self.comms: list[c_void_p] = []
         self.ended: list[c_void_p] = []
         self.windows: list[tuple[c_void_p, c_void_p]] = []
-        self.promised: list[c_void_p] = []  # communicators that the end of the group makes
+        self.promised: list[c_void_p] = []  # communicators made at the end of the group
         self.depth = 0
-        self.keep: list[Any] = []  # what the library may still read
+        self.keep: list[Any] = []  # objects that the library may still read
 
     def run(self) -> list[Result]:
         actions = {
@@ -176,7 +176,7 @@ class Program:
         self.results.append((name, result, None if handle is None else bool(handle.value)))
 
     def comm(self) -> c_void_p:
-        """Mostly one that lives; now and then one that the program has ended already."""
+        """Mostly a live communicator; now and then one that the program has already ended."""
         alive = self.comms and (self.random.random() < 0.93 or not self.ended)
         return self.random.choice(self.comms if alive else self.ended)
 
@@ -329,7 +329,7 @@ class Program:
 
 
 def common_name(name: str) -> str:
-    """Weft forwards a call as its …Config form, and ncclBcast as ncclBroadcast."""
+    """The common name of a call: weft forwards it in its …Config form, and ncclBcast as ncclBroadcast."""
     return name.removesuffix("Config").replace("ncclBcast", "ncclBroadcast")
 
 

@@ -17,13 +17,13 @@ from lab_rows import SEED, Case, cases, halves
 
 from weft.execute.sim import SimExecutor
 
-REFERENCES = ("compute", "comm")  # measured alone: printed, but not counted as pipelines
+REFERENCES = ("compute", "comm")  # measured alone: printed but not counted as pipelines
 EFFECT = 0.02
-"""Effects smaller than this share have no sign."""
+"""Effects smaller than this share count as no effect."""
 
 
 def predict(found: list[Case]) -> list[float]:
-    """Simulated ms of each case, all ranks on one GPU as in the lab."""
+    """Simulated ms of each case, with all ranks on one GPU as in the lab."""
     runs: dict[int, SimExecutor] = {}
     times = []
     for case in found:
@@ -64,7 +64,7 @@ def families(found: list[Case], times: list[float]) -> dict[str, Any]:
 
 
 def signs(found: list[Case], times: list[float]) -> dict[str, Any]:
-    """How often an effect of a policy over 2% has the measured sign."""
+    """How often a policy's effect of over 2% has the measured sign."""
     both = list(zip(found, times, strict=True))
     plain = {(c.suite, c.cell): (c.ms, ms) for c, ms in both if c.label == "overlap"}
     right, wrong = 0, []
@@ -85,7 +85,7 @@ def signs(found: list[Case], times: list[float]) -> dict[str, Any]:
 
 
 def tile_options(found: list[Case], times: list[float]) -> dict[str, Any]:
-    """opt1's time over opt2's of every grid that was measured with both tiles, measured and simulated."""
+    """Time of opt1 over opt2, measured and simulated, for every grid that was measured with both tiles."""
     pairs: dict[tuple[str, str], dict[str, tuple[float, float]]] = defaultdict(dict)
     for case, ms in zip(found, times, strict=True):
         for option in ("opt1", "opt2"):

@@ -2,11 +2,11 @@
 
 python benchmarks/sim/fit.py [--budget SECONDS] [--set comm_traffic=6.5 …] [--out profile.json]
 
-Each figure in turn goes a step up or down, and the steps shrink. What is minimised is the mean of
-|log(simulated / measured)|, errors over 10% counted twice, plus the mean cost of the simulator's picks. Grids
-of 256x256 and more and most candidates of the row kernels are left out: they are slow and add nothing. The
-search finds a near minimum only: --set starts it elsewhere, which is how the shipped profile left a first
-minimum whose picks were worse.
+Each figure in turn takes a step up or down, and the steps shrink. The loss is the mean of
+|log(simulated / measured)|, with errors over 10% counted twice, plus the mean cost of the simulator's picks.
+Grids of 256x256 and more and most candidates of the row kernels are left out: they are slow and add nothing.
+The search finds only a local minimum: --set starts it elsewhere, which is how the shipped profile escaped a
+first minimum whose picks were worse.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The committed lab results as cases for the simulator: one half to fit, one to test."""
+"""The committed lab results as cases for the simulator: one half for the fit, the other for tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Every measured candidate, and for every cell compute alone and the collective alone."""
+    """Every measured candidate, plus compute alone and the collective alone for every cell."""
     found = []
     for suite in SUITES:
         seen = set()
@@ -50,7 +50,7 @@ def cases() -> list[Case]:
 
 
 def halves(found: list[Case]) -> tuple[list[Case], list[Case]]:
-    """The cases to fit and to test, divided by workload: all its candidates are in the same half."""
+    """The cases to fit and to test, split by workload: all candidates of one are in the same half."""
     names = sorted({case.cell for case in found})
     random.Random(SEED).shuffle(names)
     fit = set(names[: len(names) // 2])

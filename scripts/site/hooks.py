@@ -41,7 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links at the addresses of the site, and fill in what is made from the code."""
+    """Point links at the site's addresses, and fill in the text made from the code."""
     if page.file.abs_src_path:
         here = posixpath.dirname(page.file.src_uri)
         markdown = links.rewritten(markdown, Path(page.file.abs_src_path).parent, here, ROOT)
@@ -49,5 +49,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """An empty corner of a table is no header: screen readers would announce it."""
+    """Make an empty corner of a table a plain cell: screen readers would announce it as a header."""
     return html.replace("<th></th>", "<td></td>")

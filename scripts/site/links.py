@@ -1,4 +1,4 @@
-"""Links between Markdown files of the repository, as the site has them."""
+"""Rewrites links between Markdown files of the repository for the site."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import posixpath
 import re
 from pathlib import Path
 
-# A fenced block or inline code is matched first, so that what looks like a link inside it is left unchanged.
+# Fenced blocks and inline code match first, so that apparent links inside them stay unchanged.
 _LINK = re.compile(
     r"(?P<code>^(?P<fence>```+|~~~+).*?^(?P=fence)|`[^`\n]*`)|(?P<text>\]\()(?P<target>[^)\s]+)(?P<end>\))",
     re.MULTILINE | re.DOTALL,
@@ -16,7 +16,7 @@ _ELSEWHERE = re.compile(r"^([a-z][a-z0-9+.-]*:|#|//)", re.IGNORECASE)
 
 
 def site_path(path: Path, root: Path) -> str:
-    """Where a file of the repository is on the site: docs/ is the top, README.md the home page."""
+    """The path of a repository file on the site: docs/ is the root, README.md the home page."""
     inside = path.relative_to(root).as_posix()
     if inside == "README.md":
         return "index.md"
@@ -40,7 +40,7 @@ def rewritten(markdown: str, folder: Path, site_folder: str, root: Path) -> str:
         name, mark, place = target.partition("#")
         path = Path(os.path.normpath(folder / name))
         if not path.is_file() or not path.is_relative_to(root):
-            return match[0]  # MkDocs reports it
+            return match[0]  # leave it for MkDocs to report
         return f"{match['text']}{posixpath.relpath(site_path(path, root), site_folder or '.')}{mark}{place})"
 
     return _LINK.sub(replace, markdown)

@@ -1,6 +1,6 @@
-"""All pictures of the docs from real runs: `python scripts/site/pictures.py` (needs Chromium).
+"""Makes all pictures of the docs from real runs: `python scripts/site/pictures.py` (needs Chromium).
 
-Each picture of a page carries the page's own headline as text, so that a test can tell when it is old.
+Each picture of a page carries the page's headline as text, so that a test can tell when it is outdated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Picture:
 
     @property
     def path(self) -> Path:
-        """Where it is kept."""
+        """The picture's file."""
         return ROOT / "docs/images" / self.name
 
 
@@ -59,7 +59,7 @@ def described(png: bytes) -> str:
 
 
 def _with_description(png: bytes, text: str) -> bytes:
-    """The picture with a text chunk behind its header."""
+    """The PNG with a text chunk after its header."""
     body = b"tEXt" + _KEYWORD + b"\0" + text.encode("latin-1", "replace")
     chunk = (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
     end_of_header = 8 + 25

@@ -37,7 +37,7 @@ def _command(name: str, command: Any) -> str:
 
 
 def _paragraph(text: str) -> str:
-    """Lines of help that are commands become a block, the rest stays prose."""
+    """Turn command lines of a help text into a code block; other text stays prose."""
     return f"```text\n{text.strip()}\n```" if text.lstrip().startswith("weft ") else " ".join(text.split())
 
 

@@ -13,7 +13,7 @@ Schema = dict[str, Any]
 def table(name: str, shown: dict[str, str] | None = None) -> str:
     """A Markdown table of every key that `weft schema NAME` describes; nested: `a.b`, in a list: `a[].b`.
 
-    `shown` has the objects of earlier tables on the page, with their key there: they are not listed again.
+    `shown` maps objects of earlier tables on the page to their key there; they are not listed again.
     """
     schema = json_schema(name)
     rows = ["| key | values | meaning |", "| --- | --- | --- |"]

@@ -1,4 +1,4 @@
-"""The terminal picture of the README: `python scripts/site/terminal.py` draws what `weft analyze` prints."""
+"""The README's terminal picture: `python scripts/site/terminal.py` draws the output of `weft analyze`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PICTURE = ROOT / "docs/images/analyze.svg"
 COMMAND = ("weft", "analyze", "tests/data/traces/h200_ddp_2ranks")
 WIDTH = 80
 LAST_HEADING = "What to try"
-ADVICE_LINES = 2  # of the first piece of advice; the rest is on the pages
+ADVICE_LINES = 2  # lines shown of the first piece of advice
 THEME = TerminalTheme(
     (22, 24, 33),
     (222, 226, 235),

@@ -15,7 +15,7 @@ for folder in ("report", "docs"):
 
 @pytest.fixture(scope="session")
 def browsers() -> Iterator[list[Browser]]:
-    """The browser of all tests, once it is started."""
+    """The one browser that all tests share, in a list that is empty until a test starts it."""
     started: list[Browser] = []
     yield started
     for one in started:
@@ -24,7 +24,7 @@ def browsers() -> Iterator[list[Browser]]:
 
 @pytest.fixture
 def browser(browsers: list[Browser], request: pytest.FixtureRequest) -> Browser:
-    """The browser of all tests; another one if it has ended, and for a test that runs again after it failed."""
+    """The shared browser; a new one if it has died or if this test is a rerun of a failed one."""
     executable = find_chromium()
     if executable is None:
         pytest.skip("no Chromium found; install one or set WEFT_CHROMIUM")

@@ -41,7 +41,7 @@ class DevToolsError(Exception):
 
 
 class PageGoneError(DevToolsError):
-    """The page that was asked is being replaced by another."""
+    """The page was replaced by another one during the request."""
 
 
 GONE = (
@@ -53,7 +53,7 @@ GONE = (
 
 
 class Browser:
-    """One browser process with a profile of its own."""
+    """One browser process with its own profile."""
 
     def __init__(self, executable: str) -> None:
         self._profile = tempfile.TemporaryDirectory(prefix="weft-chromium-", ignore_cleanup_errors=True)
@@ -87,7 +87,7 @@ class Browser:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End the browser and what it started."""
+        """End the browser and all its child processes."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(60)
@@ -156,17 +156,17 @@ class Page:
         self._browser.call("Target.closeTarget", {"targetId": self._target})
 
     def events(self, method: str) -> list[dict[str, Any]]:
-        """What was reported for this tab so far."""
-        self.run("0")  # an answer comes after the events before it
+        """The events of this kind reported for this tab so far."""
+        self.run("0")  # the answer arrives after all earlier events
         mine = (event for event in self._browser.events if event.get("sessionId") == self._session)
         return [event["params"] for event in mine if event["method"] == method]
 
     def forget(self) -> None:
-        """Drop what was reported so far."""
+        """Drop the events reported so far."""
         self._browser.events.clear()
 
     def run(self, expression: str) -> Any:
-        """The value of a JavaScript expression; a promise is waited for."""
+        """The value of a JavaScript expression; waits for a promise."""
         asked = {"expression": expression, "returnByValue": True, "awaitPromise": True}
         answer = self.call("Runtime.evaluate", asked)
         if "exceptionDetails" in answer:
@@ -174,7 +174,7 @@ class Page:
         return answer["result"].get("value")
 
     def wait(self, condition: str, timeout: float = 90.0) -> None:
-        """Wait until an expression is true. Where a page goes away while it is asked, the next one is."""
+        """Wait until an expression is true. If the page is replaced meanwhile, ask the new one."""
         deadline, last = time.monotonic() + timeout, ""
         while True:
             try:

@@ -29,7 +29,7 @@ SLOW_MACHINE = float(os.environ.get("WEFT_SLOW_MACHINE", "5"))
 
 @pytest.fixture
 def show(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
-    """Opens a page; at the end nothing may have gone wrong in it and nothing may have left it."""
+    """Opens a page; fails at the end if the page reported an error or made a request."""
     opened: list[tuple[Page, str]] = []
 
     def open_page(html: str, **how) -> Page:
@@ -67,7 +67,7 @@ def focus_stage(page: Page) -> None:
 
 
 def place_of(page: Page, row: int, moment_ns: float) -> tuple[float, float]:
-    """Where a moment of a row is in the window, by the page's own layout: gutter, axis, header, rows."""
+    """Window coordinates of a moment in a row, from the page's own layout: gutter, axis, header, rows."""
     page.run("document.querySelector('.stage').scrollIntoView({block: 'center'})")
     box = page.run(
         "(({left, top, width}) => [left, top, width])(document.querySelector('.spans').getBoundingClientRect())"
@@ -172,7 +172,7 @@ def test_a_hostile_name_is_shown_as_text(show: Opener, name: str, row: int, mome
 
 
 def test_the_policy_of_the_page_stops_what_should_not_run(show: Opener) -> None:
-    """The second wall: even markup that got in could neither run nor fetch. Only this test provokes errors."""
+    """Second line of defence: injected markup can neither run nor fetch. Only this test provokes errors."""
     page = show(analysis())
     page.run(
         "new Promise((done) => { document.addEventListener('securitypolicyviolation', () => done(1), {once: true});"
@@ -181,7 +181,7 @@ def test_the_policy_of_the_page_stops_what_should_not_run(show: Opener) -> None:
     )
     assert page.run("window.ran === undefined")
     assert page.events("Log.entryAdded")
-    page.forget()  # the violation was asked for
+    page.forget()  # this test provoked the violation
     page.run("fetch('https://example.invalid/').then(() => 0, () => 1)")
     assert [event["request"]["url"] for event in page.events("Network.requestWillBeSent")] == []
     page.forget()
@@ -347,7 +347,7 @@ def test_it_prints(show: Opener) -> None:
 
 
 def opened_in_time(show: Opener, html: str) -> tuple[Page, float]:
-    """The page, and how long it took; opened again where the browser may have waited for a processor."""
+    """The page and how long it took to open; tries again in case the browser had to wait for a CPU."""
     times = []
     for _ in range(3):
         page = show(html)
@@ -365,7 +365,7 @@ def test_a_million_spans_open_fast(show: Opener, record_property, tmp_path: Path
     record_property("ready_ms", ready_ms)
     record_property("page_bytes", len(html.encode()))
     assert "Decimated: 1,000,000 spans" in page.run("document.querySelector('.decimated').textContent")
-    frame_ms = min(  # of one during which the browser had a processor
+    frame_ms = min(  # the fastest run: the one least disturbed by other load
         page.run(
             "(async () => { const before = performance.now(); document.querySelector('[data-do=in]').click();"
             " await new Promise((done) => requestAnimationFrame(() => setTimeout(done))); return performance.now() - before; })()"

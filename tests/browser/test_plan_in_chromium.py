@@ -41,7 +41,7 @@ def test_the_page_is_drawn_and_asks_for_nothing(browser: Browser, tmp_path: Path
             kind
         ]
         assert page.run(f"document.querySelectorAll('{marks}').length") > 1
-        # Every mark has a colour of its own, not the black of a missing style.
+        # Every mark has its own colour, not the black of a missing style.
         fills = page.run(f"[...document.querySelectorAll('{marks}')].map((e) => getComputedStyle(e).fill)")
         assert "rgb(0, 0, 0)" not in fills
         page.resize(380, 800)

@@ -1,4 +1,4 @@
-"""Each page of the site in a real browser: accessible by axe-core's rules, narrow, by keyboard, with no other server."""
+"""Each page of the site in a real browser: axe-core's rules, narrow window, keyboard, no other server."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NARROW = 400
 # Axe-core's rules of WCAG and its best practices; none is switched off.
 FOUND = """axe.run(PLACES, OPTIONS).then((result) => result.violations.map((violation) =>
     [violation.id, violation.nodes.slice(0, 3).map((node) => node.html.slice(0, 200))]))"""
-BROWSERS = 2  # at once: the check takes most of a second for each page
-# The check looks at every text by itself: rows after the first of a table, and the navigation that all pages share,
-# are alike to it and take half of its time. The home page is checked whole.
+BROWSERS = 2  # in parallel: the check takes most of a second per page
+# The check examines each text separately. Later table rows and the shared navigation add nothing new and
+# take half of its time, so they are removed. The home page is checked whole.
 SHORTEN = """for (const body of document.querySelectorAll("tbody")) while (body.rows.length > 8) body.deleteRow(-1);
     for (const item of document.querySelectorAll(".md-sidebar li:nth-child(n+4)")) item.remove(); 0"""
 CONTRAST = "color-contrast"
-# Two thirds of the check's time is contrast, of every text by itself: except on the home page, three texts of each look
-# are enough, where a look is the text's style and all that is behind it.
+# Contrast takes two thirds of the check's time, since it is computed for each text. Except on the home page,
+# three texts of each look are enough; a look is the style of the text and of everything behind it.
 LOOKS = """(() => {
     const behind = new Map(), counts = new Map();
     const back = (at) => {
@@ -54,7 +54,7 @@ HOME = "index.html"
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """The requests are not of interest."""
+        """Do not log requests."""
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +87,14 @@ def pages(site: Path) -> list[str]:
 
 
 def tab(browser: Browser, address: str, dark: bool = False) -> Page:
-    """A tab of a reader who has not been here before: no theme is remembered."""
+    """A tab of a first-time reader: no stored theme."""
     page = browser.tab(dark=dark)
     page.call("Storage.clearDataForOrigin", {"origin": address.rstrip("/"), "storageTypes": "local_storage"})
     return page
 
 
 def visit(page: Page, url: str) -> None:
-    """Open a page, without transitions: axe would see colors that are half way to another."""
+    """Open a page with transitions off: axe would see colors in the middle of one."""
     page.call("Page.navigate", {"url": url})
     page.wait(f"location.href === {url!r} && document.readyState === 'complete'")
     page.run(STILL)
@@ -104,7 +104,7 @@ def visit(page: Page, url: str) -> None:
 def violations(
     page: Page, axe: str, places: str = "document", **options: object
 ) -> list[tuple[str, list[str]]]:
-    """The rules that the page breaks, with up to three places each. `places`: an expression, where to look."""
+    """The rules that the page breaks, with up to three places each. `places`: a JavaScript expression."""
     if not page.run("!!window.axe"):
         page.run(f"{axe}; 0")
     asked = json.dumps({"resultTypes": ["violations"], "preload": False, "iframes": False, **options})
@@ -114,7 +114,7 @@ def violations(
 
 
 def violations_of_looks(page: Page, axe: str) -> list[tuple[str, list[str]]]:
-    """The same, with the contrast of three texts of each look."""
+    """The same, with contrast checked on three texts of each look only."""
     rest = violations(page, axe, rules={CONTRAST: {"enabled": False}})
     return rest + violations(page, axe, LOOKS, runOnly=[CONTRAST])
 
@@ -122,7 +122,7 @@ def violations_of_looks(page: Page, axe: str) -> list[tuple[str, list[str]]]:
 def troubles(
     executable: str, address: str, axe: str, names: list[str], checked: set[str]
 ) -> list[tuple[str, object]]:
-    """What is wrong with these pages, in a browser of their own; `checked`: those to which axe's rules are applied."""
+    """What is wrong with these pages, in a separate browser. `checked`: the pages that axe also checks."""
     browser = Browser(executable)
     try:
         page, found = tab(browser, address), []
@@ -151,7 +151,7 @@ def troubles(
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_page_is_accessible_and_fits_a_narrow_window(site: Path, address: str, axe: str, every: int):
-    """All pages are opened, at the width of a phone. Axe-core's rules: the home page and every third one in CI."""
+    """Opens all pages at the width of a phone. In CI, axe-core checks the home page and every third page."""
     executable = find_chromium()
     if executable is None:
         pytest.skip("no Chromium found; install one or set WEFT_CHROMIUM")
@@ -204,5 +204,5 @@ def test_by_keyboard(browser: Browser, address: str):
         reached.add(
             page.run("document.activeElement.closest('.md-content') && document.activeElement.localName")
         )
-    assert {"a", "code", "div"} <= reached  # links, and blocks and tables that scroll
+    assert {"a", "code", "div"} <= reached  # links; blocks and tables that scroll
     page.close()

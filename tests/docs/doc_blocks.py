@@ -1,4 +1,4 @@
-"""Console blocks of the pages: what they run, what they show, and why one cannot run here.
+"""Console blocks of the docs: the commands, the output shown, and what a block needs to run.
 
 A block fenced as `console` is run. A comment in the line before the fence, `<!-- needs: GPUs -->`, says what a block
 needs that a test machine does not have; a block that needs torch is run where torch is installed. Lines that begin
@@ -53,7 +53,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def runnable(page: Path) -> list[Command]:
-    """The commands of a page that need nothing that this machine does not have, in order."""
+    """The commands of a page that this machine can run, in order."""
     return [command for block in blocks(page) if block.needs in _here() for command in block.commands]
 
 
@@ -79,7 +79,7 @@ def _commands(body: str, first: int) -> list[Command]:
 
 
 def matches(shown: tuple[str, ...], output: str) -> bool:
-    """Whether the output is what the page shows, up to blank lines, trailing blanks and what `…` leaves out."""
+    """Whether the output matches the page, ignoring blank lines, trailing blanks and what `…` leaves out."""
     pattern = "".join(
         r"(?:.*\n)*?" if line.strip() == ELLIPSIS else re.escape(line.rstrip()) + "\n"
         for line in shown

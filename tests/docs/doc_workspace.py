@@ -1,4 +1,4 @@
-"""A folder in which the lines of the pages can be typed: the repository, and the files that the pages suppose."""
+"""A folder in which to type the commands of the docs: the repository and the files that the docs assume."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LIMIT_S = 280  # for all commands of a page
 
 
 def make(folder: Path) -> Path:
-    """Fill the folder: links to the repository's files, and inputs by the names that the pages use."""
+    """Fill the folder with links to the repository's files, and with inputs named as in the docs."""
     for name in ("benchmarks", "docs", "examples", "scripts", "src", "tests", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
     for name in ("traces", "run", "before", "after"):
@@ -60,9 +60,9 @@ def make(folder: Path) -> Path:
 
 
 def environment(folder: Path, port: int) -> dict[str, str]:
-    """Nothing of the caller's but what finds the programs: a new user's terminal of 80 columns.
+    """A new user's environment and a terminal of 80 columns; only the search paths are the caller's.
 
-    torchrun uses this port instead of 29500, since pages are typed at the same time.
+    torchrun uses this port instead of 29500, since several pages run in parallel.
     """
     kept = {name: os.environ[name] for name in ("TMPDIR", "LD_LIBRARY_PATH") if name in os.environ}
     return {
@@ -78,7 +78,7 @@ def environment(folder: Path, port: int) -> dict[str, str]:
 
 
 def typed(commands: list[Command], folder: Path, env: dict[str, str]) -> list[tuple[int, str]]:
-    """Type the commands into one shell; for each that ran: its exit code and output. Ends at the first failure."""
+    """Type the commands into one shell until one fails. Returns exit code and output of each that ran."""
     script = ["exec 2>&1"]
     for place, command in enumerate(commands):
         script += [f"echo; echo '<<{place}>>'", command.text, "code=$?"]

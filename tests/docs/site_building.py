@@ -1,4 +1,4 @@
-"""Builds the site as `scripts/docs` does; tests of the pages and of the browser share it."""
+"""Builds the site as `scripts/docs` does, for the docs tests and the browser tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def build(temporary: pytest.TempPathFactory) -> Path:
-    """The site, built strictly, once for all tests of a run, also if several processes run them.
+    """The site, built with --strict once per test run, even if several processes run the tests.
 
     Skips where MkDocs is not installed.
     """

@@ -1,4 +1,4 @@
-"""The console blocks of README and docs do what they show, typed line by line."""
+"""Typed line by line, the console blocks of README and docs do what they show."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
         sys.platform != "linux" or not shutil.which("bash"), reason="the pages show a Linux shell"
     ),
 ]
-INSTALLING = ("quickstart.md", "README.md")  # test_new_user.py types these into a clone of its own
+INSTALLING = ("quickstart.md", "README.md")  # test_new_user.py types these into its own clone
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
@@ -55,7 +55,7 @@ def test_a_block_that_is_not_run_says_what_it_needs():
 
 
 def test_commands_are_fenced_as_console():
-    """A block of `weft …` lines without a language would be run by nobody."""
+    """No test would run a block of `weft …` lines without a language."""
     begun = re.compile(r"^```(?:|sh|bash|shell)\n(?:weft |\$ ).*", re.MULTILINE)
     stray = [
         (page.name, found) for page in PAGES for found in begun.findall(page.read_text(encoding="utf-8"))
@@ -77,9 +77,9 @@ def test_other_blocks_are_what_their_fence_says():
 
 
 def missing_names(text: str) -> list[str]:
-    """What a Python block imports from weft, or reads from such a module, that does not exist.
+    """Names that a Python block imports from weft, or reads from a weft module, and that do not exist.
 
-    Packages that import torch are left out: that takes seconds.
+    Skips packages that import torch, which takes seconds.
     """
     tree, modules, missing = ast.parse(text), {}, []
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""The quickstart and the README, typed by somebody who has a clone and nothing else."""
+"""The quickstart and the README, typed by someone who has only a clone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from doc_blocks import ROOT, Command, runnable
 from test_blocks import check
 
-OFFLINE = (  # what pip says of an index that it cannot reach, or that breaks off
+OFFLINE = (  # pip's messages about an index that is unreachable or breaks off
     "Could not find a version",
     "Temporary failure in name resolution",
     "Network is unreachable",
@@ -29,7 +29,7 @@ OFFLINE = (  # what pip says of an index that it cannot reach, or that breaks of
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """The files that git has, or would take."""
+    """A copy of the files that git tracks or would add."""
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         pytest.skip("not a clone")
     listed = subprocess.run(

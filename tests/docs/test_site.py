@@ -106,7 +106,7 @@ def test_a_picture_of_a_page_is_not_old(picture: pictures.Picture):
 
 
 def test_lists_have_a_blank_line_before_them():
-    """GitHub takes a list right after a paragraph, the site's Markdown does not."""
+    """GitHub accepts a list right after a paragraph; the site's Markdown does not."""
     begun = re.compile(r"^(?![-*#|>\d<\s`]).*\n(?:[-*]|1\.) .*", re.MULTILINE)
     code = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
     texts = {page.name: code.sub("", page.read_text(encoding="utf-8")) for page in PAGES}

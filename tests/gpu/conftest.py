@@ -1,4 +1,4 @@
-"""Tests on a real GPU: run by scripts/gpu-test, skipped where there is none.
+"""Tests on a real GPU: run by scripts/gpu-test, skipped on machines without one.
 
 WEFT_TEST_NCCL names an NCCL library of 2.30 or newer, which can place several ranks on one GPU.
 """

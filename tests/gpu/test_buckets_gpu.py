@@ -1,4 +1,4 @@
-"""Memory of DDP buckets that were tried: it goes back to the driver."""
+"""Memory of DDP buckets from trials goes back to the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live tuning tells longer inputs by what is copied from the host: the shim counts all of torch's copies."""
+"""Live tuning recognizes longer inputs by the bytes copied from the host: the shim counts them all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`weft doctor` on a machine with a GPU: everything is found, and priority is honoured."""
+"""`weft doctor` on a machine with a GPU: it finds everything, and priority is honoured."""
 
 import json
 import subprocess

@@ -1,7 +1,7 @@
-"""Collectives by copy engines (comm.engine dma) on a real NCCL: ranks on one GPU, so for correctness alone.
+"""Collectives on copy engines (comm.engine dma), real NCCL, ranks on one GPU: correctness only.
 
-A copy within one GPU runs on SMs: no time is compared here. Needs torch and NCCL 2.31.2 or newer, which places
-two ranks on one GPU and lets two ranks copy (WEFT_TEST_NCCL). Every run has a deadline.
+A copy within one GPU runs on SMs, so no times are compared. Needs torch and NCCL 2.31.2 or newer, which
+places two ranks on one GPU and lets two ranks copy (WEFT_TEST_NCCL). Every run has a deadline.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS = 24
 
 @pytest.fixture(scope="module", params=["start", "live"])
 def ghosts(request, nccl, tmp_path_factory):
-    """By the communicators' configuration from the start, and by each call's in a running job."""
+    """Results with copies requested at the start, by communicator, and in a running job, by call."""
     folder = tmp_path_factory.mktemp("ghosts")
     policy = Policy(engine="dma") if request.param == "start" else Policy()
     policy.save(folder / "policy.json")
@@ -62,7 +62,7 @@ def test_what_cannot_be_copied_is_launched_and_counted(ghosts, name, reason):
 
 
 def torchrun(nccl: str, steps: int) -> tuple[list[str], dict[str, str]]:
-    """Command and environment of FSDP2 with two ranks on this GPU."""
+    """Command and environment of an FSDP2 job with two ranks on this GPU."""
     script = [str(EXAMPLES / "fsdp2.py"), *SIZES, "--steps", str(steps)]
     command = [
         sys.executable,
@@ -83,7 +83,7 @@ def torchrun(nccl: str, steps: int) -> tuple[list[str], dict[str, str]]:
 
 
 def test_fsdp2_gathers_by_copy_engines_with_the_same_losses(nccl, tmp_path):
-    """An unmodified program, by torchrun: no kernel of NCCL gathers once the policy is in force."""
+    """An unmodified program under torchrun: once the policy is in force, no NCCL kernel gathers."""
     Policy(engine="dma").save(tmp_path / "dma.json")
     command, env = torchrun(nccl, STEPS)
     run([*command, "--losses", str(tmp_path / "plain")], env)
@@ -95,7 +95,7 @@ def test_fsdp2_gathers_by_copy_engines_with_the_same_losses(nccl, tmp_path):
     kernels = {kernel["name"]: kernel["launches"] for kernel in stats["kernels"] if kernel["kind"] == "comm"}
     print(stats["engine"], kernels)
     assert (tmp_path / "dma").read_text() == (tmp_path / "plain").read_text()
-    assert stats["engine"]["copied"] > stats["engine_no_window"], stats["engine"]  # those of the first steps
+    assert stats["engine"]["copied"] > stats["engine_no_window"], stats["engine"]  # the first steps'
     assert stats["engine_kernels"] == stats["engine_nodes"] == 0, stats["engine"]
     assert stats["engine"]["traced"] == {}
     traces = [json.loads(path.read_text()) for path in (tmp_path / "traces").glob("weft.*.json")]
@@ -108,7 +108,7 @@ def test_fsdp2_gathers_by_copy_engines_with_the_same_losses(nccl, tmp_path):
 
 
 def test_live_tuning_tries_copy_engines_and_keeps_the_losses(nccl, tmp_path):
-    """Ranks that share a GPU say nothing about speed: only that it is tried, and undone or kept on both."""
+    """Ranks that share a GPU prove nothing about speed: it must be tried, and kept or undone on both."""
     command, env = torchrun(nccl, 160)
     run([*command, "--losses", str(tmp_path / "plain")], env)
     weft = [sys.executable, "-m", "weft", "run", "--tune", "--stats", str(tmp_path / "stats.json"), "--"]

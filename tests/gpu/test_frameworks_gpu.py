@@ -1,4 +1,4 @@
-"""Every example on a GPU: with ghost ranks, and by torchrun with two ranks under MPS; the same losses under weft.
+"""Every example on a GPU, with ghost ranks and as two torchrun ranks under MPS: the same losses under weft.
 
 WEFT_TEST_NCCL names the NCCL (2.30 or newer).
 """
@@ -49,7 +49,7 @@ DEADLINE_S = 90
 
 
 def start(command: list[str], env: dict[str, str], deadline_s: float) -> str:
-    """Run a command to its end, in a session of its own: one that hangs is ended with all its ranks."""
+    """Run a command in its own session; if it hangs, kill it with all its ranks. Returns its output."""
     paths = os.pathsep.join(path for path in sys.path if path)
     full = {**os.environ, "PYTHONPATH": paths, **env}
     with subprocess.Popen(
@@ -67,7 +67,7 @@ def start(command: list[str], env: dict[str, str], deadline_s: float) -> str:
 
 
 def under(weft: tuple[str, ...] | None, folder: Path) -> list[str]:
-    """What comes before a command."""
+    """The `weft run` prefix of a command; empty without weft."""
     if weft is None:
         return []
     return [sys.executable, "-m", "weft", "run", *weft, "--stats", str(folder / "stats.json"), "--"]
@@ -138,7 +138,7 @@ def test_its_losses_are_the_same_under_weft(plain, under_weft, name):
 
 
 def run(command: list[str], tmp_path: Path, env: dict[str, str], weft: tuple[str, ...] | None) -> list[str]:
-    """Run one job to its end; returns its losses."""
+    """Run one job; returns its losses."""
     path = tmp_path / "losses"
     path.unlink(missing_ok=True)
     line = [*under(weft, tmp_path), sys.executable, *command, "--losses", str(path)]
@@ -165,7 +165,7 @@ def test_tuned_with_ghost_ranks_same_losses(name, nccl, tmp_path):
 
 @pytest.fixture(scope="module")
 def mps(tmp_path_factory):
-    """The environment of programs under MPS; without it two ranks take turns and one may wait for the other."""
+    """The environment for MPS; without MPS two ranks take turns, and one may wait for the other."""
     if os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
         yield {}
         return

@@ -1,4 +1,4 @@
-"""The lab on a GPU: ghost ranks, every collective, the controls by their effect, and training on top."""
+"""The lab on a GPU: ghost ranks, every collective, the effect of each control, and training."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def executor():
 def test_collectives_of_odd_sizes_are_right(executor, collective, ranks):
     workload = Workload(compute=TRITON, collective=collective, bytes=7 * MiB + 3, ranks=ranks, iterations=2)
     for mode in ("overlap", "sequential"):
-        assert executor.measure(workload, Policy(), mode).ms > 0  # raises where a result is wrong
+        assert executor.measure(workload, Policy(), mode).ms > 0  # raises if a result is wrong
 
 
 def test_a_run_lies_between_its_references(executor):

@@ -1,7 +1,7 @@
 """`weft run --tune` on a GPU: an unmodified DDP job, and inference without an optimizer, with a ghost rank each.
 
-Needs torch and an NCCL that places two ranks on one GPU (WEFT_TEST_NCCL). Every run has a deadline. Whether it gets
-faster is not asked here (benchmarks/live): whether tuning takes place, is over in time and changes no result.
+Needs torch and an NCCL that places two ranks on one GPU (WEFT_TEST_NCCL). Every run has a deadline. These
+tests check that tuning runs, ends in time and changes no result; speed is for benchmarks/live.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_a_ddp_job_is_tuned_and_its_losses_stay_the_same_to_the_last_bit(job):
     _, plain = job("ddp.py", steps=700, tune=False)
     assert losses == plain
 
-    again, _ = job("ddp.py", steps=700)  # the next start knows this job
+    again, _ = job("ddp.py", steps=700)  # the next start finds this job's result in the store
     assert again["tuning"]["facts"]["workload"] == tuning["facts"]["workload"]
 
 

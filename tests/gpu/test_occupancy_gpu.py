@@ -77,7 +77,7 @@ def answer(driver, function, threads, dynamic):
     try:
         return driver.blocks_per_sm(function, threads, dynamic)
     except UnavailableError as error:
-        if "(CUDA error 1)" in str(error):  # CUDA_ERROR_INVALID_VALUE: such a block can never launch
+        if "(CUDA error 1)" in str(error):  # CUDA_ERROR_INVALID_VALUE: a block of this size can never launch
             return 0
         raise
 

@@ -29,7 +29,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2, torch.float16: 3e-3}
 
 
 class Case:
-    """A problem with its peers in pinned host memory, and what must come out."""
+    """One problem: tensors, peers in pinned host memory, and the expected results."""
 
     def __init__(self, operation, m, n, k, ranks=4, rank=0, dtype=torch.bfloat16, seed=0):
         self.function, self.options = FUNCTIONS[operation], {}
@@ -91,7 +91,7 @@ def test_every_schedule_with_peers_in_host_memory(operation, name, engine):
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_many_calls_in_a_row_and_on_another_stream(operation, name):
-    """Scratch is used again at once: a missing event would show as a wrong result."""
+    """Scratch is reused at once, so a missing event would show as a wrong result."""
     case = Case(operation, 2048, 1024, 512, ranks=8)
     outs = [case.run(schedule=name, engine="dma") for _ in range(6)]
     side = torch.cuda.Stream()
@@ -177,7 +177,7 @@ def test_torch_compile_keeps_it_whole(operation):
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_several_weights_after_one_gather_in_any_layout(name, batch_first):
-    """What peers hold are rows with tokens first; a batch-first x is gathered along its second dimension."""
+    """Peers hold rows with tokens first; a batch-first x is gathered along its second dimension."""
     batch, tokens, k, ranks = 3, 96, 128, 4
     whole = torch.randn(tokens, batch, k, device="cuda").bfloat16()
     ws = [torch.randn(k, n, device="cuda").bfloat16() / k**0.5 for n in (64, 40, 8)]
@@ -223,7 +223,7 @@ def test_left_open_it_picks_and_agrees():
 
 
 def test_what_is_measured_is_used(monkeypatch, tmp_path):
-    """A large transfer that DMA hides: serial cannot win, and a stopwatch here confirms the verdict."""
+    """DMA hides a large transfer: serial cannot win, and a separate stopwatch confirms the verdict."""
     monkeypatch.setenv("WEFT_STORE", str(tmp_path / "verdicts.sqlite"))
     case = Case("all_gather_matmul", 16384, 8192, 8192, ranks=8)
     found = tune("all_gather_matmul", case.x, case.w, case.peers, rounds=5)
@@ -254,7 +254,7 @@ def test_peers_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("engine", ["dma", "sm"])
 def test_two_ranks_on_one_gpu(engine, tmp_path):
-    """Symmetric memory between two processes; NCCL where it can place two ranks on one GPU."""
+    """Symmetric memory between two processes, and NCCL if it can place two ranks on one GPU."""
     if torch.cuda.device_count() < 2 and engine == "sm":
         pytest.skip("NCCL needs a GPU for each rank")
     command = [sys.executable, str(PROGRAM), "2", str(tmp_path), engine]
@@ -282,7 +282,7 @@ def test_two_ranks_on_one_gpu(engine, tmp_path):
     ids=["eager", "compiled", "eager by the pick"],
 )
 def test_weft_run_ops_on_an_unmodified_program(how, width, replaced, tmp_path):
-    """`replaced`: everything is, whatever it gains. Otherwise the pick decides, for a large layer."""
+    """`replaced`: replace all collectives whatever the gain. Otherwise the pick decides, on a large layer."""
     stats = tmp_path / "stats.json"
     weft = [sys.executable, "-m", "weft", "run", "--ops", "--stats", str(stats), "--"]
     program = [sys.executable, str(PROGRAM.with_name("ops_adopted.py")), str(tmp_path), str(width), how]
@@ -305,7 +305,7 @@ def test_weft_run_ops_on_an_unmodified_program(how, width, replaced, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert "equals the whole layer" in done.stdout
     (first, *_) = sorted(json.loads(stats.read_text())["ops"]["processes"], key=lambda each: -each["calls"])
-    if how == "compiled":  # forward: a gather and a scatter; backward: the same
+    if how == "compiled":  # a gather and a scatter, forward and backward
         assert (first["gathers"], first["scatters"], first["matmuls"]) == (2, 2, 6)
     fused = {(each["operation"], each["engine"]) for each in first["operations"]}
     wanted = {("all_gather_matmul", "dma"), ("matmul_reduce_scatter", "dma")}

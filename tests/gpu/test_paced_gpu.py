@@ -1,4 +1,4 @@
-"""Paced collectives on a GPU: right results, the time of the node, recognized by the shim. About 35 s."""
+"""Paced collectives on a GPU: correct results, the node's times, recognized by the shim. About 35 s."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMOKE = ROOT / "benchmarks" / "node" / "smoke.py"
 
 @pytest.fixture(scope="module")
 def smoke():
-    """What benchmarks/node/smoke.py found under `weft run`."""
+    """The output of benchmarks/node/smoke.py under `weft run`."""
     paths = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(
         [sys.executable, "-m", "weft", "run", "--", sys.executable, str(SMOKE)],
@@ -38,7 +38,7 @@ def test_collectives_last_as_long_as_on_the_node(smoke):
     rows = smoke["durations"]["rows"]
     assert len(rows) > 20
     for kind, size, limit, ctas, asked_us, took_us in rows:
-        # Two events and the launch between them take some microseconds.
+        # Two events and the launch between them add a few microseconds.
         assert 0.95 * asked_us < took_us < 1.1 * asked_us + 15, (kind, size, limit, ctas)
 
 
@@ -50,7 +50,7 @@ def test_the_kernel_takes_an_sm_as_nccls_does_and_the_shim_knows_its_communicato
 
 
 def test_ctas_saturate_where_published_ones_do(smoke):
-    """A ring on 8 H100 reaches 347 of 353 GB/s with 16 CTAs; one step of the ladder is 24 or 8."""
+    """A ring on 8 H100 reaches 347 of 353 GB/s with 16 CTAs; one step off on the ladder is 24 or 8."""
     assert smoke["saturation"]["saturates_at"] in (8, 16, 24)
 
 
@@ -60,7 +60,7 @@ def test_copy_engines_are_delays_that_take_no_cta(smoke):
     for kind, size, engine, asked_us, took_us, kernels, copied in found["rows"]:
         assert 0.97 * asked_us < took_us < 1.1 * asked_us + 15, (kind, size, engine)
         assert (kernels == 0, copied > 0) == ((True, True) if engine == "dma" else (False, False))
-    # The driver's local copy takes SMs for a part of the time: fewer than a kernel of all CTAs for all of it.
+    # The driver's local copy takes SMs for part of the time: less than a kernel with all CTAs all the time.
     assert found["gemm_slowed_pct"]["all_gather dma"] < 25
 
 

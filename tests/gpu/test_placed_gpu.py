@@ -12,7 +12,7 @@ RESERVE = {"version": 1, "compute": {"sm_reserve": 16}}
 
 @pytest.fixture
 def pipeline(run_program, nccl, tmp_path):
-    """Runs programs/placed.py under a policy; returns what it printed and what was counted."""
+    """Runs programs/placed.py under a policy; returns its output and the shim's counts."""
 
     def run(policy, *arguments, **env):
         file, stats = tmp_path / "policy.json", tmp_path / "stats.json"
@@ -35,7 +35,7 @@ def test_results_are_those_of_plain_overlap_and_every_wait_ends_in_time(pipeline
 
 
 def test_compute_goes_on_where_the_collectives_cannot_start(pipeline):
-    """Each collective is behind a second of other work: compute must not wait for it."""
+    """Each collective is queued behind a second of other work: compute must not wait for it."""
     placed, stats = pipeline(PLACED, "--blocked")
     compute_end = placed["rows"][-1][1]
     first_collective_end = placed["rows"][0][2]

@@ -40,10 +40,10 @@ def test_results_are_bit_equal_on_every_route(ghosts):
 
 
 def test_a_collective_with_more_ctas_is_faster(ghosts):
-    """On one GPU nothing but the CTAs moves the data: 16 against 4 is far outside the noise."""
+    """On one GPU only the CTAs move data: the gap between 16 and 4 is far above the noise."""
     times = {limit: min(p["ms"] for p in ghosts["phases"] if p["limit"] == limit) for limit in (None, 4, 16)}
     assert max(times[16], times[None]) < times[4], times
-    # A sibling is as good as a communicator that was made with its limit.
+    # A sibling is as fast as a communicator created with the same limit.
     for limit, fresh_ms in ghosts["fresh_ms"].items():
         assert times[int(limit)] == pytest.approx(fresh_ms, rel=0.3), (times, ghosts["fresh_ms"])
 
@@ -61,7 +61,7 @@ def test_the_program_is_counted_and_left_in_order(ghosts):
 
 @pytest.fixture(scope="module")
 def ddp(nccl, tmp_path_factory):
-    """The losses of an ordinary job, and the same job with its CTAs changed on the way."""
+    """The losses of an ordinary job, and of the same job with its CTAs changed as it runs."""
     mps = tmp_path_factory.mktemp("mps")
     env = {
         **os.environ,

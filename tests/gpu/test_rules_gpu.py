@@ -1,4 +1,4 @@
-"""Rules for collectives on a real NCCL: two ghost ranks, by each call's configuration and by the tuner plugin alone.
+"""Rules for collectives on a real NCCL, two ghost ranks: by call configuration, by the tuner plugin alone.
 
 Needs torch and an NCCL that places two ranks on one GPU (WEFT_TEST_NCCL). Every run has a deadline.
 """
@@ -85,7 +85,7 @@ def test_results_are_bit_equal_under_every_rule(ghosts):
 
 
 def test_algorithm_and_protocol_follow_the_rules(ghosts):
-    """As NCCL itself logs its plans, in the order of the phases."""
+    """Reads NCCL's own log of its plans, in the order of the phases."""
     kinds = {(algorithm.upper(), protocol.upper()) for _, _, algorithm, protocol, _, _ in ghosts["planned"]}
     if not ghosts["planned"]:
         pytest.skip("this NCCL logs no plans")
@@ -110,7 +110,7 @@ def test_a_captured_call_keeps_the_policy_of_the_job(ghosts):
 
 
 def test_the_lab_measures_the_rules_of_a_policy(nccl, monkeypatch):
-    """Rules give large all-reduces 4 of the communicator's 16 CTAs, and so the time of a limit of 4."""
+    """Rules give large all-reduces 4 of the communicator's 16 CTAs: they take the time of a limit of 4."""
     monkeypatch.setenv("WEFT_NCCL", nccl)
     workload = Workload(
         compute=Compute(kind="gemm", shape=(256, 256, 256)), collective="all_reduce", bytes=64 << 20

@@ -1,4 +1,4 @@
-"""The shim on real kernels: it sees all of them, changes no result, and N blocks per SM are N."""
+"""The shim on real kernels: it sees all of them, changes no result; residency N gives N blocks per SM."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_shim_counts_what_the_profiler_sees(run_program, nccl):
     assert families["scaled_sum"]
     assert families["at::native"]
     assert families["weft_head_start"]
-    # By name, as far as both spell it alike (a trace may write templates differently).
+    # By the part of the name that both spell alike (a trace may write templates differently).
     alike = {name for name in seen if name in counted}
     assert all(seen[name] == counted[name] for name in alike)
     assert len(alike) >= len(seen) // 2

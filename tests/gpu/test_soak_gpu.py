@@ -41,7 +41,7 @@ def build(name: str, folder: Path) -> Path:
 
 
 def both_ways(program: Path, arguments: list[str], folder: Path, timeout: float) -> tuple[str, str, dict]:
-    """What the program prints without weft and with it, and what was counted."""
+    """The program's output without and with weft, and the shim's counts."""
     policy, stats = folder / "policy.json", folder / "stats.json"
     policy.write_text(json.dumps(POLICY))
     weft = [

@@ -1,7 +1,7 @@
 """The shim's tracer on a GPU: `weft run --trace` of an unmodified DDP job, and the tracer against Kineto.
 
 Needs torch, Triton and an NCCL that places two ranks on one GPU (WEFT_TEST_NCCL). About two minutes in all.
-WEFT_TRACE_OUT names a folder in which traces and figures are kept.
+WEFT_TRACE_OUT names a folder in which to keep traces and figures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Controls for live tuning without a GPU: a clock of its own, on which a step takes what the policy in force says.
+"""Controls for live tuning without a GPU, on a simulated clock: the policy in force sets the step time.
 
 WEFT_TUNE_CONTROLS=examples_controls:VirtualControls; each rank writes the policy of every step to $RECORD/rankN.json.
 """

@@ -31,7 +31,7 @@ RANKS, DEADLINE_S = 2, float(os.environ.get("EXAMPLES_DEADLINE_S", "100"))  # fo
 
 
 def run_rank(rank: int, port: int, folder: Path, name: str, command: list[str], with_ghost: bool) -> None:
-    """In the child: be one rank, as torchrun would have started it."""
+    """Run one rank in this child process, with the environment that torchrun would set."""
     log = os.open(folder / f"{name}.{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -46,8 +46,10 @@ def run_rank(rank: int, port: int, folder: Path, name: str, command: list[str], 
 
 
 def keep_the_group() -> None:
-    """Gloo's destructor waits for its threads and keeps the interpreter's lock, which a communication hook's last
-    callback may need on such a thread. A rank ends by _exit here, so its group need never be destructed."""
+    """Keep the process group alive until the rank ends by _exit.
+
+    Gloo's destructor waits for its threads while it holds the GIL, which the last callback of a communication
+    hook may need on one of those threads."""
     real, kept = dist.destroy_process_group, []
 
     def destroy() -> None:
@@ -71,7 +73,7 @@ def run(folder: Path, name: str, command: list[str], with_ghost: bool) -> list[i
 
 
 def exit_codes(children: list[int], until: float) -> list[int]:
-    """Wait for all of them; after one failed, or at the deadline, the others are killed."""
+    """Wait for all children; once one has failed, or at the deadline, kill the others."""
     codes: dict[int, int] = {}
     while len(codes) < len(children):
         for child in set(children) - set(codes):

@@ -1,6 +1,6 @@
-"""How a forked rank runs its part, and ends without the interpreter's own end.
+"""Runs a function or program in a forked rank, and exits without the interpreter's shutdown.
 
-A fork has its parent's objects and threads of gloo; tearing them down may hang or abort (see `leaving`).
+A fork has its parent's objects, and gloo threads; tearing them down may hang or abort (see `leaving`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NoReturn
 
 
 def run_to_end(part: Callable[[], object]) -> NoReturn:
-    """Run `part` and end this process: with 0, the code of a SystemExit, or 1 and a traceback."""
+    """Run `part`, then exit with 0, with the code of a SystemExit, or with a traceback and 1."""
     code = 1
     try:
         part()

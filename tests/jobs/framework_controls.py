@@ -1,8 +1,9 @@
-"""Controls for live tuning without a GPU that change real DDP and FSDP2 models, on a clock of their own.
+"""Controls for live tuning without a GPU that change real DDP and FSDP2 models, on a simulated clock.
 
-WEFT_TUNE_CONTROLS=framework_controls:FrameworkControls. EFFECTS: factors on the length of a step by parts of a
-policy's label. FAIL: label@rank that cannot be applied there. COPIES: FSDP2 can gather by copy engines, for which
-gloo and plain memory stand; "refused" where the window cannot be had. Each rank writes $RECORD/rankN.json.
+WEFT_TUNE_CONTROLS=framework_controls:FrameworkControls. EFFECTS: factors on the step time by part of a
+policy's label. FAIL: label@rank, a policy that fails on that rank. COPIES: offers FSDP2 gathers by copy
+engines, with gloo and plain memory in their place; "refused": opening the window fails. Each rank writes
+$RECORD/rankN.json.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from weft.tuning.live.options import Facts
 
 
 def open_window(group: Any, ranks: Any, size: int, problem: str = "") -> copy_engines.Window:
-    """As the real one, on a CPU: another group, and memory that FSDP2 uses in turn."""
+    """Stands in for the real open_window on a CPU: a separate group, and memory that FSDP2 uses in turn."""
     import torch
     import torch.distributed as dist
 

@@ -1,15 +1,16 @@
-"""A small DDP job over gloo whose step takes as long as the policy in force says, and that notes what was in force.
+"""A small DDP job over gloo: the policy in force sets its step time, and it records the policy of each step.
 
 The controls stand in for the shim and NCCL. The test's environment says what a policy does:
-EFFECTS     {"ctas16": 0.5, …}: factors on the length of a step, by what a policy has; over 100: it stalls
-DRIFT_AT    step from which DRIFT, of the same form, takes the place of EFFECTS
-UNEVEN      steps scatter a lot
-LENGTHS     inputs of 0.7 to 1.3 times the usual length; a step takes as long as the longest of all ranks needs
-REAL        steps take what they take, by the clock on the wall: no policy changes anything
-STEPS       how many; OPTIMIZERS: sgd,adam or none; NO_GROUP: without torch.distributed
-AGAIN       step at which the process group is destroyed and made anew
-DIE         step@rank, at the first start; PAUSE: step@rank that takes 3 s; REFUSE: ctas@rank; RECORD: the folder for what was seen
-HOLD        {"100": "seen"}: at this step, wait for this file in RECORD; at "start" before the process group is made
+EFFECTS     {"ctas16": 0.5, …}: factors on the step time by part of a policy's label; over 100: it stalls
+DRIFT_AT    step from which DRIFT (same form) replaces EFFECTS
+UNEVEN      step times scatter a lot
+LENGTHS     inputs of 0.7 to 1.3 times the usual length; the longest input of all ranks sets the step time
+REAL        steps take their real (wall-clock) time; policies change nothing
+STEPS       number of steps; OPTIMIZERS: sgd,adam or none; NO_GROUP: without torch.distributed
+AGAIN       step at which the process group is destroyed and created again
+DIE         step@rank that exits, at the first start; PAUSE: step@rank that takes 3 s
+REFUSE      ctas@rank that cannot be prepared; RECORD: the folder for each rank's record
+HOLD        {"100": "seen"}: at this step, wait for this file in RECORD; "start": before the group is made
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ step_number = copied = 0
 
 
 def settings() -> None:
-    """Read what the test wants from the environment."""
+    """Read EFFECTS from the environment."""
     global EFFECTS
     EFFECTS = json.loads(os.environ.get("EFFECTS", "{}"))
 
@@ -98,12 +99,12 @@ class FakeControls:
 
 
 def hooked(function: object) -> bool:
-    """Whether weft is still around a function of torch.distributed."""
+    """Whether a function of torch.distributed is still weft's wrapper."""
     return Path(function.__code__.co_filename).match("weft/tuning/live/*.py")
 
 
 def work() -> None:
-    """The part of a step that the policy makes longer or shorter, on a clock of its own."""
+    """The part of a step whose length depends on the policy, on the simulated clock."""
     global seconds, copied
     if "REAL" in os.environ:
         return
@@ -120,12 +121,12 @@ def work() -> None:
     scatter = random.Random(step_number).gauss(0, 0.3 if "UNEVEN" in os.environ else 0.005)
     seconds += 0.03 * factor * math.exp(scatter)
     stalled = now
-    while factor > 100 and now is stalled:  # until it is taken back
+    while factor > 100 and now is stalled:  # until another policy is applied
         time.sleep(0.01)
 
 
 def hold(when: str) -> None:
-    """Wait for the file that the test makes, if this is a moment for which it asked that."""
+    """Wait for the file that HOLD names for this moment, if any."""
     name = json.loads(os.environ.get("HOLD", "{}")).get(when)
     while name is not None and not Path(os.environ["RECORD"], name).exists():
         time.sleep(0.01)
@@ -170,7 +171,7 @@ def main() -> list[object]:
             del model
             world = dist.get_world_size()
             dist.destroy_process_group()
-            # Not by the port of the first group: a rank may find its store, which the first rank is about to close.
+            # Not on the first group's port: a rank might reach the old store, which rank 0 is about to close.
             store = dist.FileStore(str(Path(os.environ["RECORD"], "again")), world)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
             model = DistributedDataParallel(plain)
@@ -205,7 +206,7 @@ def main() -> list[object]:
 
 
 if __name__ == "__main__":
-    # The controls are made by an import of this file as a module: one module, one policy in force.
+    # weft imports this file as `live_job` for its controls: make that this module, so they share the policy.
     sys.modules["live_job"] = sys.modules["__main__"]
     settings()
     main()

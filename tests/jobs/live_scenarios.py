@@ -32,7 +32,7 @@ CLEAN = {
     name: value for name, value in os.environ.items() if not name.startswith(("WEFT", "TORCH", "PYTHONPATH"))
 }
 PATIENT = {"WEFT_TUNE_STALL_S": "60", "WEFT_TUNE_DEADLINE_S": "60"}
-"""The time of a job is its own clock's. A process that gets no processor for seconds is no stall, and not lost."""
+"""Step times are simulated, so a process that gets no CPU for seconds is neither a stall nor a lost rank."""
 BASE = {
     "EFFECTS": json.dumps(EFFECTS),
     "WEFT_TUNE": "1",
@@ -68,12 +68,12 @@ class Played:
         return first
 
     def ends_with(self) -> str:
-        """What the last steps ran under, apart from single steps of the watch."""
+        """The policy of the last steps, ignoring single steps of the watch."""
         return Counter(self.in_step()[-9:]).most_common(1)[0][0]
 
 
 def scenarios(folder: Path) -> dict[str, dict[str, Any]]:
-    """Every job by its name. `after`: the job whose results in the store this one finds."""
+    """Every job by its name. `after`: the job whose stored results this one finds."""
     store, broken = str(folder / "store.sqlite"), str(folder / "broken.sqlite")
     Path(broken).write_bytes(b"this was a database once " * 400)
     jobs: dict[str, dict[str, Any]] = {}
@@ -126,7 +126,7 @@ class Zoo:
         self._end()
 
     def play(self, name: str, run: int = 1) -> Played:
-        """What this job left. Each run of tests has jobs of its own: the second one plays again what it asks for."""
+        """What this job left behind. A rerun of a failed test (`run` 2) plays its jobs again."""
         at = self._folder / f"run{run}"
         if run not in self._jobs:
             at.mkdir()
@@ -135,7 +135,7 @@ class Zoo:
         if job["after"]:
             self.play(job["after"], run)
         if not (folder / "codes.json").exists():
-            shutil.rmtree(folder, ignore_errors=True)  # of a job that was cut short
+            shutil.rmtree(folder, ignore_errors=True)  # left by a job that was cut short
             self._ask({**job, "folder": str(folder)})
         played = Played(folder)
         if any(played.codes):
@@ -170,5 +170,5 @@ class Zoo:
         player, self._player = self._player, None
         if player is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(player.pid, signal.SIGKILL)  # its ranks too
+                os.killpg(player.pid, signal.SIGKILL)  # and its ranks
             player.communicate()

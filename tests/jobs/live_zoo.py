@@ -26,7 +26,7 @@ DEADLINE_S = 150
 
 
 def rank(number: int, scenario: dict, folder: Path, port: int) -> object:
-    """In a forked child: one rank of the job, to its end. Returns what must not be torn down: in a fork that may hang."""
+    """Run one rank in a forked child. Returns objects to keep alive: tearing them down in a fork may hang."""
     for name, descriptor in (("out", 1), ("err", 2)):
         os.dup2(os.open(folder / f"{number}.{name}", os.O_CREAT | os.O_WRONLY), descriptor)
     common = {"WORLD_SIZE": str(scenario["ranks"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -77,7 +77,7 @@ def play(scenario: dict, folder: Path, port: int) -> None:
 
 
 def warm_up() -> None:
-    """What torch imports late, once for all ranks."""
+    """Trigger torch's late imports once for all ranks."""
     from torch.nn.parallel import DistributedDataParallel  # noqa: F401
 
     weight = torch.zeros(2, requires_grad=True)

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 def held_port() -> Iterator[int]:
     """A free port of this machine, for a server that the test starts within the block.
 
-    A socket stays bound to the port without listening. The kernel then gives the port to no program that asks for any
-    port, and still lets a server listen that asks for this one and sets SO_REUSEADDR, as servers do.
+    A socket stays bound to the port without listening. The kernel then never assigns the port to a program
+    that asks for any free one, but lets a server listen that asks for this one and sets SO_REUSEADDR, as
+    servers do.
     """
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -2,8 +2,8 @@
 
     python rank_processes.py RANKS FOLDER PROGRAM.py ARGUMENTS…
 
-Leaves FOLDER/output.RANK and FOLDER/codes.json. With WEFT_TUNE in the environment each rank starts weft's part, as
-torch does when it is imported under `weft run --tune`.
+Writes FOLDER/output.RANK and FOLDER/codes.json. With WEFT_TUNE in the environment each rank starts live
+tuning, as importing torch does under `weft run --tune`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch_programs import run_torch_program
 def run_rank_processes(
     program: Sequence[str | Path], ranks: int, env: Mapping[str, str], folder: Path, *, timeout_s: float = 200
 ) -> tuple[list[int], list[str]]:
-    """Run a Python program once per rank, with torchrun's variables; the exit code and the output of each rank.
+    """Run a Python program once per rank, with torchrun's variables. Returns exit codes and outputs by rank.
 
-    The output goes to files, not to pipes: a rank that writes more than a pipe holds would wait for its reader, and
-    the other ranks for it.
+    The output goes to files: with pipes, a rank that writes more than a pipe holds would block, and so would
+    the other ranks.
     """
     command = [__file__, ranks, folder, *program]
     said = folder / "runner"
@@ -38,7 +38,7 @@ def run_rank_processes(
 
 
 def be_rank(rank: int, ranks: int, port: int, folder: Path, program: list[str]) -> None:
-    """In the fork: one rank, to its end."""
+    """Run one rank in this fork, and exit."""
     output = os.open(folder / f"output.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -39,7 +39,7 @@ JOBS = {
     "lightning": ("lightning_gpt.py",),
     "huggingface": ("huggingface_trainer.py",),
 }
-PIPELINES = ("1f1b", "interleaved", "gpipe")  # with ghosts, rank 0 is not the last stage and has no loss
+PIPELINES = ("1f1b", "interleaved", "gpipe")  # with ghosts rank 0 is never the last stage, so it has no loss
 NEEDS = {"lightning": "lightning", "huggingface": "transformers"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first test of each way runs them all
@@ -99,7 +99,7 @@ def test_an_example_runs_as_it_is(plain, name):
     values = [float.fromhex(text) for text in losses(plain, name)]
     assert len(values) == STEPS
     assert all(math.isfinite(value) for value in values)
-    assert len(set(values)) > 1  # it does compute something, and something new in each step
+    assert len(set(values)) > 1  # the losses change from step to step
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -125,7 +125,7 @@ def test_every_example_is_tested():
 
 
 def tune(name: str, tmp_path: Path, steps: int, **env: str) -> tuple[dict[str, Any], list[str]]:
-    """An example by torchrun under `weft run --tune`: what tuning said, and the losses."""
+    """Run an example by torchrun under `weft run --tune`; the result of tuning, and the losses."""
     out, stats = tmp_path / "losses", tmp_path / "stats.json"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     script, *more = JOBS[name]
@@ -153,7 +153,7 @@ def test_where_nothing_can_be_changed_tuning_leaves_a_job_alone(plain, tmp_path)
 
 @pytest.mark.parametrize("name", ["fsdp2", "lightning", "huggingface"])
 def test_a_frameworks_steps_are_found_and_tuned_on_all_ranks_alike(plain, tmp_path, name):
-    """With controls whose effect is known: the best of them is found within the budget, at the same steps."""
+    """With controls of known effect: all ranks find the best one within the budget, at the same steps."""
     if not present(name):
         pytest.skip(f"needs {NEEDS[name]}")
     path = os.pathsep.join([str(RUNNER.parent), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,4 +1,4 @@
-"""The benchmark of live tuning, as far as a CPU can run it: nothing but CUDA itself is left for the GPU."""
+"""The benchmark of live tuning on a CPU: everything except CUDA itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DDP and FSDP2 models in states in which a change would be wrong, or that the program changes in between."""
+"""DDP and FSDP2 models in states that forbid a change, and models that the program changes meanwhile."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def shared_zoo(tmp_path_factory):
 
 @pytest.fixture
 def zoo(shared_zoo, request):
-    """Plays a job by its name, once for all tests. A test that runs again, after it failed, gets jobs of its own."""
+    """Plays a job by its name, once for all tests. A rerun of a failed test gets its own jobs."""
     return partial(shared_zoo.play, run=getattr(request.node, "execution_count", 1))
 
 
@@ -43,7 +43,7 @@ def test_every_policy_change_is_at_the_same_step_on_all_ranks(zoo):
     assert result["steps"] < 60 + USUAL_BLOCKS * BLOCK
     low, high = result["ci"]
     assert 0 < low <= result["gain_pct"] <= high
-    known_after = 4  # steps until the step of one optimizer is known
+    known_after = 4  # steps until weft knows the step of one optimizer
     counted = known_after + result["warm_up_steps"] + result["steps"] + result["watch"]["steps"]
     assert counted == len(steps)
     del result["watch"]
@@ -166,7 +166,7 @@ def test_a_gain_is_found_where_the_longest_input_of_all_ranks_decides_how_long_a
     low, high = result["ci"]
     assert low <= 5 <= high
     assert high - low < 3
-    assert result["noise_pct"] < 3  # of steps that scatter by 9% themselves
+    assert result["noise_pct"] < 3  # although the steps themselves scatter by 9%
 
 
 def test_uneven_steps_lead_to_no_change(zoo):

@@ -51,7 +51,7 @@ class Ran:
 
     @property
     def policies(self) -> list[dict]:
-        """What every step asked of the models, which must be the same on all ranks."""
+        """The framework and comm controls of every step, which must be the same on all ranks."""
         first, *others = (
             [
                 {**policy.get("framework", {}), **policy.get("comm", {})}
@@ -88,7 +88,7 @@ def run(folder: Path, kind: str, steps: int = 110, ranks: int = 2, *, tuned: boo
 
 
 def both(folder: Path, kind: str, **options) -> Ran:
-    """A job under live tuning, whose losses must be those without it, to the last bit."""
+    """Run a job with and without live tuning: the losses must be bit-identical."""
     options = {"steps": 110, "ranks": 2, **options}
     with_weft = run(folder / "with", kind, **options)
     without = run(folder / "without", kind, options["steps"], options["ranks"], tuned=False)

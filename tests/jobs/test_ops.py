@@ -37,7 +37,7 @@ def ranks(count: int, folder: Path, *checks: str, timeout_s: float = 60.0) -> No
     ids=["2", "3", "4", "8"],
 )
 def test_every_schedule_equals_the_serial_reference(count, more, tmp_path):
-    """And, in the same processes: many calls, a stored verdict, torch.compile, ranks that disagree."""
+    """Also, in the same processes: repeated calls, a stored verdict, torch.compile, ranks that disagree."""
     ranks(count, tmp_path, "every_schedule", "uneven_blocks", *more)
 
 

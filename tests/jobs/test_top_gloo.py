@@ -60,7 +60,7 @@ def launch(
         try:
             yield job
         finally:
-            job.terminate()  # a test that has failed leaves it waiting
+            job.terminate()  # a failed test leaves the job waiting
 
 
 def environment(folder: Path, **env: str) -> dict[str, str]:
@@ -76,7 +76,7 @@ def environment(folder: Path, **env: str) -> dict[str, str]:
 
 
 def top(folder: Path, job: subprocess.Popen[str]) -> subprocess.Popen[str]:
-    """`weft top --json` on the job in this folder, as soon as there is one."""
+    """Start `weft top --json` on the job in this folder, as soon as the job exists."""
     while not (found := list(folder.glob("weft-job-*/job.json"))):
         assert job.poll() is None, job.stderr.read()
         time.sleep(0.01)
@@ -120,7 +120,8 @@ def test_what_tuning_does_and_finds_is_that_of_the_statistics(folder):
         "RECORD": str(folder),
         "EFFECTS": json.dumps(effects),
         "STEPS": "560",
-        # The job waits to be seen from outside, at the start and in the watch, where a step may be a probe.
+        # The job waits until `weft top` has seen it: at the start, and in the watch, where a step may be a
+        # probe.
         "HOLD": json.dumps({"start": "seen.0", "430": "seen.1", "445": "seen.2", "460": "seen.3"}),
     }
     program = [str(HERE / "live_job.py")]

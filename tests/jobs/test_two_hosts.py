@@ -1,4 +1,4 @@
-"""Two hosts, each a network namespace of its own, joined by a cable: torchrun's rendezvous, the job tuned live.
+"""Two hosts, simulated by two connected network namespaces: torchrun's rendezvous, and live tuning.
 
 Needs `unshare`, `nsenter` and `ip`, and a kernel that lets this user make namespaces; skips otherwise.
 """
@@ -81,7 +81,7 @@ def namespaces(script: str, folder: Path, env: dict[str, str], timeout: float) -
             said = process.communicate(timeout=timeout)[1]
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # nothing of it outlives the test
+                os.killpg(process.pid, signal.SIGKILL)  # no process outlives the test
     if "cable is up" not in said:
         pytest.skip(f"this machine does not allow two network namespaces: {said.strip()[:200]}")
     return process.returncode

@@ -2,7 +2,7 @@
 
     python torch_programs.py    reads a program per line as JSON; answers with its process, and with its exit code
 
-Only what is set before torch is imported differs from a program started by itself; the threads of OpenMP are one.
+A program differs from one started by itself only in what is fixed when torch is imported: one OpenMP thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _started: list[subprocess.Popen[str]] = []
 def run_torch_program(
     command: Sequence[object], env: Mapping[str, str], output: Path, errors: Path, *, timeout_s: float
 ) -> int:
-    """Run `python COMMAND…` with this environment; its exit code. Nothing of it is left then, nor after the time."""
+    """Run `python COMMAND…` with this environment; its exit code. Its process group is killed at the end."""
     asked = {
         "command": [str(word) for word in command],
         "env": dict(env),
@@ -47,7 +47,7 @@ def run_torch_program(
         finally:
             _end_group(program)
             late.cancel()
-    except BaseException:  # a test that runs again gets another one
+    except BaseException:  # a rerun of the test starts another server
         _stop()
         raise
     return code
@@ -81,7 +81,7 @@ def _end_group(leader: int) -> None:
 
 
 def be_program(asked: dict) -> None:
-    """In the fork: the program, to its end, as the leader of a group."""
+    """Run the program in this fork as the leader of a process group, and exit."""
     descriptors = [os.open(os.devnull, os.O_RDONLY)]
     descriptors += [os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in asked["files"]]
     for number, descriptor in enumerate(descriptors):

@@ -1,5 +1,5 @@
 /* A stand-in for libnccl.so.2: the C API that weft calls, computed on the CPU when a group closes.
- * Floats only. Breaks loudly (result 4) on what the real library would refuse. */
+ * Floats only. Fails loudly (result 4) on what the real library would refuse. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>

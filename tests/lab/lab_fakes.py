@@ -93,7 +93,7 @@ class FakeGpu:
 class FakeRanksFactory:
     """Makes LocalRanks whose collectives also take time on the streams.
 
-    `node`: of one rank, with its data for all the others.
+    `node`: one rank of a node, whose data stands for that of all other ranks.
     """
 
     def __init__(self, comm_ms: float = 3.0, broken: bool = False, node: bool = False) -> None:
@@ -115,7 +115,7 @@ class FakeRanksFactory:
         class Timed:
             def __getattr__(self, name: str) -> Callable[..., None]:
                 def issue(send: Any, recv: Any, streams: Any) -> None:
-                    others = size - len(send)  # of a node, whose ghosts have rank 0's data
+                    others = size - len(send)  # ghosts of a node, which have rank 0's data
                     getattr(inner, name)(
                         [*send, *send * others], [*recv, *(recv[0].clone() for _ in range(others))]
                     )

@@ -1,4 +1,4 @@
-"""Runs the PTX of the paced kernel on the CPU: one thread after the other, with a clock that tests control."""
+"""Runs the PTX of the paced kernel on the CPU, one thread after the other, on a clock that the test sets."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def test_result_files_survive_a_crash(tmp_path):
 
 
 def call(tmp_path, monkeypatch, *arguments, executor=None):
-    """The command as the command line runs it; returns the executor."""
+    """Runs the command as the command line would; returns the executor."""
     made = executor or ModelExecutor()
     monkeypatch.setattr(devices, "open_executor", lambda *_, **__: made)
     app = typer.Typer()

@@ -36,7 +36,7 @@ def test_times_follow_from_the_dependencies(collective):
     assert times["compute"] == pytest.approx(2.0 * N)
     assert times["comm"] == pytest.approx(3.0 * N)
     assert times["sequential"] == pytest.approx(5.0 * N)
-    assert times["overlap"] == pytest.approx(2.0 + 3.0 * N)  # the ideal: fill and the longer side
+    assert times["overlap"] == pytest.approx(2.0 + 3.0 * N)  # the ideal: pipeline fill plus the longer side
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
@@ -192,7 +192,7 @@ def test_rules_for_collectives_are_followed_while_their_policy_is_measured():
         executor.measure(workload, policy)
     executor.measure(workload, Policy(comm_rules=fewer), "sequential")  # a reference has no controls
     assert shim.followed == [more, fewer, ()]
-    assert ranks.made == [(2, 8), (2, 16)]  # NCCL only lowers a communicator's CTAs for a call
+    assert ranks.made == [(2, 8), (2, 16)]  # a call can only lower a communicator's CTAs
     assert {policy.max_ctas for policy in shim.policies if policy.comm_rules} == {8}  # for the rest
     with pytest.raises(UsageError, match="would hang"):
         executor.measure(workload.but(ranks=4), Policy(comm_rules=(CommRule(ctas=64),)))

@@ -353,7 +353,7 @@ def test_an_unmodified_script(tmp_path):
 
 
 def test_processes_that_a_script_starts_are_no_ghosts(tmp_path):
-    """A forked one inherits the ghosts, and would be rank 0, too, whatever it asks for."""
+    """A forked process inherits the ghosts, and would become rank 0 too, whatever rank it asks for."""
     (tmp_path / "train.py").write_text(
         textwrap.dedent("""
         import os, torch, torch.distributed as dist, torch.multiprocessing as mp

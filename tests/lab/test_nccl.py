@@ -12,7 +12,7 @@ from weft.errors import UnavailableError, UsageError, WeftError
 
 
 class Buffer:
-    """The parts of a tensor that weft.comm.nccl uses, over numpy."""
+    """The parts of a tensor that weft.comm.nccl uses, backed by numpy."""
 
     dtype = "torch.float32"
 

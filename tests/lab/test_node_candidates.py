@@ -24,7 +24,7 @@ class NodeGpu:
     ("node", "collective", "copied"),
     [
         ("dgx-h100", "all_gather", True),
-        ("dgx-h100", "all_reduce", False),  # engines cannot reduce
+        ("dgx-h100", "all_reduce", False),  # copy engines cannot reduce
         ("pcie-8", "all_gather", False),  # the node has none
         ("dgx-h100-2", "all_gather", False),  # they reach one domain
     ],
@@ -35,4 +35,4 @@ def test_copy_engines_are_raced_where_the_node_has_them(node, collective, copied
     tried, _ = choose_candidates(NodeGpu(node), workload)
     assert any(one.policy.engine == "dma" for one in tried) == copied
     most = load_node(node).collective(collective, 1 << 30, ranks=ranks).ctas
-    assert all((one.policy.max_ctas or 0) <= most for one in tried)  # as on a node, CTAs are only lowered
+    assert all((one.policy.max_ctas or 0) <= most for one in tried)  # as on a node, CTAs can only be lowered

@@ -1,4 +1,4 @@
-"""Paced collectives without a GPU: the kernel's PTX, what it moves and when, and the NCCL API on top of it."""
+"""Paced collectives without a GPU: the kernel's PTX, the data it moves and when, and the NCCL API on top."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_progress_is_linear_from_the_placement_of_each_cta(placed_ns):
 
 
 def test_a_ghost_stage_answers_when_it_would():
-    """Two messages 10 us apart to stages that take 50 us each: answers after 3 of them, then one per stage."""
+    """Two messages 10 us apart to stages of 50 us: the first answer takes 3 stages, the second one more."""
     memory, box, now = Memory(), np.zeros(2 + paced_mail.MAIL_SLOTS, np.uint64), [1 << 40]
     address, stages = memory.add(box), paced_plan.GhostStages(50.0)
     tensor = memory.add(np.zeros(16, np.float32))
@@ -170,7 +170,7 @@ def test_a_ghost_stage_answers_when_it_would():
     first, second = issue("recv"), issue("recv")
     assert first == pytest.approx(posted[0] + 150 + 2, abs=4)
     assert second == pytest.approx(first + 50, abs=4)
-    assert issue("recv") == pytest.approx(second + 2, abs=4)  # nothing was sent that it could answer
+    assert issue("recv") == pytest.approx(second + 2, abs=4)  # there is no send to answer
     assert issue("send", "recv") < second + 20  # a send does not answer itself
     assert issue("send", "recv") > second + 150
 
@@ -179,7 +179,7 @@ def test_waits_are_bounded_by_cycles_if_the_timer_stands_still():
     memory = Memory()
     (planned,) = paced_plan.plan_calls([call("all_reduce", 0, 0, 0)])
     ticks = itertools.count(0, 10_000_000)
-    # %clock64 and %globaltimer read the same clock here: most_cycles is far below what move_ns asks for.
+    # %clock64 and %globaltimer read the same clock here; most_cycles is far below the time move_ns asks for.
     given = arguments(planned, move_ns=1 << 62)
     given.most_cycles = 50_000_000
     text = paced_kernel.kernel_text("ncclDevKernel_Test", planned.operation, THREADS, 80)
@@ -197,7 +197,7 @@ def test_traffic_beyond_the_data_goes_to_scratch_memory():
 
 
 class CopyingDriver(Driver):
-    """Makes the driver's copies in the interpreter's memory, and logs its calls with those of the delays."""
+    """Does the driver's copies in the interpreter's memory, and logs its calls together with the delays."""
 
     def __init__(self, memory: Memory) -> None:
         self.memory, self.log = memory, []
@@ -216,7 +216,7 @@ class CopyingDriver(Driver):
 
 
 class Delays:
-    """In place of StreamDelays."""
+    """Stands in for StreamDelays."""
 
     def __init__(self, log: list[str], *, works: bool = True) -> None:
         self.log, self.works, self.held = log, works, []
@@ -245,7 +245,7 @@ class Delays:
     ],
 )
 def test_copies_leave_what_the_kernel_leaves_each_time(operation, in_place, root):
-    """comm.engine dma: the same bytes as by SMs, at every repetition and with new data."""
+    """comm.engine dma copies the same bytes as SMs would, at every repetition and with new data."""
     memory, size, source = Memory(), 96, np.random.default_rng(0)
     given, out = np.zeros(4 * size, np.uint8), np.zeros(4 * size, np.uint8)
     recv = memory.add(out)
@@ -327,7 +327,7 @@ class Again:
 
 
 class Recorder:
-    """In place of the GPU: which kernels would have been launched."""
+    """Stands in for the GPU: records the kernels that would be launched."""
 
     def __init__(self) -> None:
         self.launched, self.copied, self.delayed, self.repeated = [], [], [], 0
@@ -476,7 +476,7 @@ def test_limits_of_the_environment_and_of_a_call_hold(monkeypatch):
     )
     planned, part, _ = recorder.launched[-1]
     assert (part.ctas, part.algorithm, planned.call.cluster) == (2, "ring", 1)
-    config.algorithm = b"collnetchain"  # not on this node: NCCL's choice
+    config.algorithm = b"collnetchain"  # not on this node: keep NCCL's choice
     arguments = send, send, ctypes.c_size_t(1 << 20), 7, 0, comm, None, ctypes.byref(config)
     assert library.ncclAllReduceConfig(*arguments) == 0
     config.magic = 1
@@ -493,7 +493,7 @@ def test_copy_engines_take_their_time_and_no_cta_inside_one_domain():
         assert copied == node.copied(planned.kind, 512 << 20, 8)
         assert copied.ctas == 0
     assert (len(recorder.delayed), recorder.launched) == (2, [])
-    server.serve([call("gather", 4096, 1 << 30, 64, **asked)])  # of which the profile knows no copies
+    server.serve([call("gather", 4096, 1 << 30, 64, **asked)])  # the profile has no copies for it
     wide = paced.PacedServer(load_node("dgx-h100-2"), recorder, paced.Lateness())
     wide.serve([call("all_gather", 4096, 1 << 30, 64, ranks=16, copies=True)])
     assert (len(recorder.delayed), len(recorder.launched)) == (2, 2)
@@ -595,7 +595,7 @@ def test_a_launch_has_the_shape_of_the_nodes_kernel():
     assert paced_kernel.KernelArguments.from_buffer_copy(second["work"]).wait_ns == 0
     assert f".maxntid {part.threads}, 1, 1" in module
     assert ".target sm_90" in module
-    for size in (2, 8):  # kernels of one name that move other elements
+    for size in (2, 8):  # kernels of one name for elements of other sizes
         (gathered,) = paced_plan.plan_calls([call("all_gather", 4096, 8192, size, type_name="float16")])
         launcher.launch(gathered, part)
     assert [

@@ -51,7 +51,7 @@ def test_a_failure_costs_one_measurement(monkeypatch, behaviour, kind, words):
     with remote(behaviour) as executor:
         before = executor.measure(WORKLOAD, Policy()).ms
         with monkeypatch.context() as short:
-            if behaviour == "hang":  # the others answer, however long the machine takes
+            if behaviour == "hang":  # all other behaviours answer, however slow the machine
                 short.setattr(executor, "_deadline_s", 1.0)
             with pytest.raises(kind, match=words):
                 executor.measure(WORKLOAD, HIGH)
@@ -65,7 +65,7 @@ def test_no_process_is_left_behind():
     executor.close()
     executor.close()
     assert not Path(f"/proc/{pid}").exists()
-    gc.collect()  # what other tests left open is not closed meanwhile
+    gc.collect()  # close now what other tests left open, not during the count
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
         remote().close()

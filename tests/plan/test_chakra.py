@@ -208,7 +208,7 @@ def made(name: str):
 
 
 def run(job: TrainingJob, groups: RankGroups, ranks: list[list[ChakraNode]]) -> None:
-    """Start what is ready until all is done: a collective when its ranks are there, a transfer when both ends are."""
+    """Start nodes as they become ready: a collective with all its ranks, a transfer with both its ends."""
     members = {str(number): set(who) for who, number in groups.ids.items()} | {"": set(range(job.gpus))}
     done = [set() for _ in ranks]
     left = [list(nodes) for nodes in ranks]
@@ -366,7 +366,7 @@ def test_ranks_of_different_nodes_meet_one_of_each():
 
 
 def fields_of(node: ChakraNode) -> dict[str, int]:
-    """Which member of AttributeProto each attribute of a node is written to."""
+    """The AttributeProto field number of each attribute of a node."""
     found = {}
     data = encode([node])
     for name in node.attributes:
@@ -383,8 +383,8 @@ def fields_of(node: ChakraNode) -> dict[str, int]:
 
 
 def test_attributes_are_where_old_and_new_feeders_read_them():
-    """Chakra's first feeder takes int32_val (7) of ends and tags, int64_val (9) of sizes and types, and knows no
-    other; later ones take any integer. A group of all ranks has no name in either."""
+    """Chakra's first feeder reads only int32_val (7) for ends and tags, int64_val (9) for sizes and types;
+    later ones read any integer. A group of all ranks has no name in either."""
     _, _, _, ranks = made("1f1b")
     kinds = {}
     for node in (node for nodes in ranks for node in nodes):

@@ -1,4 +1,4 @@
-"""Compression: bytes on the wire as the papers have them, what kernels cost, and where each method can apply."""
+"""Compression: bytes on the wire as in the papers, the cost of kernels, and where each method applies."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_zeropp_sends_between_nodes_what_its_paper_says():
     for traffic in (weight(), weight("weight-backward"), gradient("reduce_scatter")):
         for piece in apply_compression(parse("zero++"), traffic, H100).pieces:
             if piece.ranks_per_node < piece.ranks:
-                times = 8 if piece.ranks_per_node == 1 else 1  # ranks of a node that each send their part
+                times = 8 if piece.ranks_per_node == 1 else 1  # the ranks of a node each send their part
                 across += piece.bytes * times
     assert across == pytest.approx(2e9 * (0.5 + 0 + 0.25), rel=3 * SCALE)
 

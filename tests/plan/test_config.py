@@ -41,7 +41,7 @@ def test_a_changed_job_derives_again():
     assert job(sharding="zero3", tp=1, pp=1).but(gpus=512, global_batch=512).shard_ranks == 512
 
 
-# What is wrong, what the message must name, and the choice it gives, which must work.
+# The mistake, what the message must name, and the alternative that it gives, which must work.
 WRONG = [
     ({"tp": 7, "gpus": 28}, "tp 7 does not divide the 64 heads", {"tp": 8, "gpus": 32}),
     (

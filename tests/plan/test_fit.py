@@ -1,4 +1,4 @@
-"""Fitting: it finds constants that were hidden in made-up runs, stays at its priors without evidence."""
+"""The fit recovers the constants behind made-up runs, and stays at its priors without evidence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.plan.step import predict
 
 
 def runs(figures, source="made up"):
-    """Steps that these figures predict, as if somebody had measured them."""
+    """Step times predicted with these figures, in the form of published measurements."""
     jobs = [
         TrainingJob(model=name, gpu="h100", gpus=gpus, tp=tp, global_batch=gpus)
         for name, tp in (("llama3-8b", 2), ("llama3-70b", 8))
@@ -62,7 +62,7 @@ def test_series_differ_only_in_their_size():
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Constants)])
 def test_every_constant_changes_some_prediction(name):
-    """A constant that nothing depends on would be no constant."""
+    """A constant that no prediction depends on could not be fitted."""
     base = {"gpu": "h100", "gpus": 64, "global_batch": 64}
     jobs = [
         TrainingJob(model="llama3-8b", tp=2, precision="fp8", **base),

@@ -66,7 +66,7 @@ def test_sharding_divides_what_it_says(sharding, each):
 
 @pytest.mark.parametrize("sharding", ["zero2", "zero3"])
 def test_what_is_summed_or_gathered_once_a_step_is_held_whole(sharding):
-    """With pipeline stages nothing is gathered layer by layer, so memory must not be counted as if it were."""
+    """Pipeline stages gather nothing layer by layer, so memory must not be counted as if they did."""
     j = TrainingJob(model="llama2-7b", gpu="h100", gpus=64, pp=4, sharding=sharding)
     plain = j.but(sharding="zero1")
     assert memory_bytes(j, FIGURES) == memory_bytes(plain, FIGURES)
@@ -94,7 +94,7 @@ def test_memory_that_does_not_fit_is_refused_with_the_number():
             "raise tp or cp, or use a smaller",
         ),
         ({"tp": 1, "sharding": "zero1", "recompute": "full"}, "sharding zero3"),
-        # Activations are the largest part, and yet the rest alone does not fit.
+        # Activations are the largest part, yet everything else alone does not fit either.
         ({"tp": 1, "sharding": "zero1", "gpus": 8}, "sharding zero3"),
         ({"pp": 2, "sharding": "zero3", "recompute": "full"}, "raise tp or pp, or use more"),
     ],
@@ -106,7 +106,7 @@ def test_the_refusal_says_what_would_help(changes, fix):
 
 
 def test_runs_that_took_place_fit():
-    """All but a few: what people did to squeeze in the rest (offloading, other recomputation) is not published."""
+    """All but a few: how those were made to fit (offloading, other recomputation) is not published."""
     over = [
         row.label
         for row in ROWS

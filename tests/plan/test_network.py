@@ -131,7 +131,7 @@ def test_tokens_are_sent_once_for_each_node_they_visit():
 @pytest.mark.parametrize(("ranks", "published_gb_s"), [(8, 153), (32, 58), (64, 51)])
 @pytest.mark.parametrize("width", [1, 2])
 def test_dispatch_and_combine_of_deepep(ranks, published_gb_s, width):
-    """DeepEP's own table for H800: 4,096 tokens of 7,168, at most four nodes for each; nothing is fitted on it.
+    """DeepEP's own table for H800: 4,096 tokens of 7,168, each to at most four nodes; not used in any fit.
 
     Its row of 16 GPUs is left out: whether its bandwidth counts the node itself is not stated.
     """

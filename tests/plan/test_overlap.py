@@ -40,7 +40,7 @@ NEAR, FAR = Group(8, 8, 8), Group(64, 1, 512)
     ids=str,
 )
 def test_the_table_is_what_the_simulator_says(key):
-    """Where this fails, the simulator has changed: run benchmarks/plan/contention.py again, and fit.py."""
+    """If this fails, the simulator has changed: rerun benchmarks/plan/contention.py and fit.py."""
     found = simulate_pair(*key)
     assert contention_table()[key].stretch == pytest.approx(found.stretch, abs=1e-3)
     assert contention_table()[key].loss == pytest.approx(found.loss, abs=1e-3)

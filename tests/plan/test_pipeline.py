@@ -15,7 +15,7 @@ def job(**changes):
 
 
 def run(order, forward, backward):
-    """Time of a pipeline whose stages work in the given order, one stage for each rank; by dependencies only."""
+    """Time of a pipeline from dependencies alone: one stage per rank, each working in the given order."""
     done, free, todo = {}, [0.0] * len(order), [list(o) for o in order]
     while any(todo):
         moved = False

@@ -1,4 +1,4 @@
-"""The error and the interval that `weft plan` shows are those of runs that nothing was fitted to."""
+"""The error and interval that `weft plan` shows come from runs that were left out of the fit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_error_of_a_family_with_its_source_left_out(name, bar):
 
 
 def test_intervals_cover_what_they_say():
-    """Each run against the interval that the runs of other sources give."""
+    """Each run is judged by the interval that the runs of other sources give."""
     found = covered(LEFT_OUT)
     assert 85 <= 100 * sum(ok for _, ok in found) / len(found) <= 95
     for name in {r.family for r in LEFT_OUT}:
@@ -68,7 +68,7 @@ def test_what_is_shown_is_what_was_measured():
 
 
 def test_the_shipped_constants_are_the_ones_that_were_judged():
-    """Left-out errors are close to the errors of the shipped constants: the file is not from another model."""
+    """Left-out errors are close to those of the shipped constants, so the file belongs to this model."""
     errors = [math.log(predict(row.job, check_memory=False).step_s / row.step_s) for row in ROWS]
     ordered = sorted(zip([row.source for row in ROWS], errors, strict=True), key=lambda pair: pair[0])
     gaps = [abs(error - left.log_error) for (_, error), left in zip(ordered, LEFT_OUT, strict=True)]

@@ -1,4 +1,4 @@
-"""Schedules: the drawing wastes exactly the bubble that the prediction counts, and stages hold all layers."""
+"""Schedules: the drawing idles exactly for the predicted bubble, and the stages hold all layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold for every job, whatever its numbers."""
+"""Properties that must hold for every job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODELS = ("llama3-8b", "llama3-70b", "gpt-175b", "mixtral-8x7b", "deepseek-v3")
 
 @st.composite
 def jobs(draw):
-    """Jobs that make sense, of all kinds."""
+    """Valid jobs of all kinds."""
     name = draw(st.sampled_from(MODELS))
     tp, cp = draw(st.sampled_from([1, 2, 8])), draw(st.sampled_from([1, 2]))
     pp = draw(st.sampled_from([1, 2, 4]))
@@ -96,7 +96,7 @@ def test_compute_is_a_floor_and_the_parts_a_ceiling(job):
 def test_weak_scaling_is_never_faster_per_gpu(job, more):
     bigger = job.but(gpus=job.gpus * more, global_batch=job.global_batch * more)
     if job.sharding == "none":  # a sharded optimizer has less to do on more GPUs
-        # Megatron's buckets grow with the ranks: their number is rounded, and so is what latency costs.
+        # Megatron's buckets grow with the ranks; rounding their number also rounds the cost of latency.
         assert step(bigger) >= step(job) * 0.99
     assert bigger.tp * bigger.pp * bigger.cp * bigger.dp == bigger.gpus
 

@@ -1,4 +1,4 @@
-"""Published runs: what the shipped constants give on them. Left-out errors: test_plan_accuracy.py."""
+"""Errors of the shipped constants on published runs. For left-out errors see test_plan_accuracy.py."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pairs():
 
 @pytest.mark.parametrize("what", ["korthikanti", "korthikanti dp=8", "sc21"])
 def test_below_calculon(pairs, judge, what):
-    """MegaScale is not among them: without a speed of its own for ByteDance's software it is 9% off, not 6.2%."""
+    """Without MegaScale: with no separate speed for ByteDance's software its error is 9%, not 6.2%."""
     found = judge.calculon(pairs)[what]
     assert found["mean"] < found["calculon"]
     if what == "korthikanti":

@@ -116,7 +116,7 @@ def test_what_a_gpu_borrows_is_noted():
 
 
 def test_experts_and_the_rest_share_the_compute_to_hide_behind():
-    """Both leave over the same rails: together they cannot hide behind more compute than there is."""
+    """Both use the same rails, so together they cannot hide behind more compute than there is."""
     job = TrainingJob(model="mixtral-8x7b", gpu="h100", gpus=128, ep=8, network="eth100")
     found = predict(job, check_memory=False)
     hidden = sum(c.hidden_s for c in found.collectives if c.name == "grads")

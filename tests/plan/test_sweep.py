@@ -1,4 +1,4 @@
-"""Sweeps: which ways are tried, what is refused, and the front of step time against memory."""
+"""Sweeps: which splits are tried, which are refused, and the Pareto front of step time and memory."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_sweep_tries_each_way_with_and_without_controls():
     told = []
     found = sweep(JOB, limit=40, run=run, progress=lambda at, total: told.append((at, total)))
     assert len(found.rows) == 40
-    # All are screened without controls; the fastest and those on the front are tried with.
+    # All splits are screened without controls; the fastest and those on the front are tried with them.
     assert sum(job.policy is None for job in seen) == min(200, len(ways(JOB)[0]))
     assert sum(job.policy == AUTO for job in seen) == 20
     assert found.rows[0].job.policy == AUTO

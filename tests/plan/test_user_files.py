@@ -1,4 +1,4 @@
-"""A user's own files: they become the same job that the options would have made, or one line says why not."""
+"""A user's own files give the same job as the equivalent options, or one line says why not."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ def test_megatron_arguments_read_back_as_the_same_job(tmp_path, changes):
     split = ("tp", "pp", "cp", "ep", "dp", "interleave", "micro_batch", "global_batch", "seq_len")
     for name in (*split, "sharding", "recompute", "precision", "sequence_parallel"):
         assert getattr(back, name) == getattr(job, name), name
-    if not job.model.dense_layers:  # --moe-layer-freq is written, and not read back
+    if not job.model.dense_layers:  # --moe-layer-freq is written but not read back
         assert back.model.params == job.model.params
         ours, theirs = (predict(one.but(policy=None), check_memory=False).step_s for one in (job, back))
         assert theirs == pytest.approx(ours, rel=0.01)

@@ -121,7 +121,7 @@ def rank_document(line: Timeline, rank: int) -> dict[str, Any]:
 
 
 def analysis_document(lines: list[Timeline]) -> dict[str, Any]:
-    """A whole analysis."""
+    """A complete analysis document."""
     return {
         "ranks": [rank_document(line, rank) for rank, line in enumerate(lines)],
         "summary": {},

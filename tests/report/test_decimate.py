@@ -1,4 +1,4 @@
-"""Decimation keeps the shape: what is merged is tiny, what is long or exposed stays, busy time is kept."""
+"""Decimation keeps the shape: only tiny spans merge, long or exposed ones stay, busy time is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of live tuning: everything that was tried is on it, and nothing that a document says can run."""
+"""The page of live tuning shows every trial, and runs nothing that a document contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages as text: what they say, that they are safe, small and self-contained."""
+"""The pages as text: their content, and that they are safe, small and self-contained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Perfetto export: exact times, a track for what is exposed, counters, and nesting that can be drawn."""
+"""The Perfetto export: exact times, a track of exposed time, counters, and spans that nest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`weft report DIR`: finds results, writes the page whole, and says plainly when there is nothing."""
+"""`weft report DIR`: finds results, writes the page atomically, and says plainly when there is nothing."""
 
 from __future__ import annotations
 

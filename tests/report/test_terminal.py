@@ -1,4 +1,4 @@
-"""The terminal: everything fits 80 columns but commands, figures are never cut, names are plain text."""
+"""The terminal: everything except commands fits 80 columns, figures are never cut, names are plain text."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_names_lose_namespaces_before_letters(name, width, shown):
 
 
 def test_what_a_collective_did_stands_for_a_kernel_of_another_name():
-    """NCCL runs all-to-all with the kernel of sends; a generic kernel says nothing."""
+    """NCCL runs an all-to-all in the kernel of its sends; a generic kernel's name says nothing."""
     said = [
         terminal._shown_name({"name": "ncclDevKernel_SendRecv", "kind": "all_to_all"}),
         terminal._shown_name({"name": "ncclDevKernel_Generic", "kind": "other"}),

@@ -20,7 +20,7 @@ static _Atomic int arrived;
 static void meet(int round) {
     arrived++;
     while (arrived < 2 * round)
-        sched_yield(); /* where both share a processor, neither waits for the end of the other's time slice */
+        sched_yield(); /* if both share a CPU, neither waits for the other's time slice */
 }
 
 static void *other(void *unused) {

@@ -28,7 +28,7 @@ API int user_sgemm(void *stream) {
     return cublasSgemm_v2(user_handle(stream), 1, 0, 2, 3, 4, (void *)5, (void *)6, 8, (void *)9, 11, (void *)12, (void *)13, 14);
 }
 
-/* The calls of `user_sgemm` at 32 places of their own. */
+/* `user_sgemm` called from 32 call sites. */
 #define PLACE                                                                                                          \
     if (at-- == 0)                                                                                                     \
         result = cublasSgemm_v2(user_handle(stream), 1, 0, 2, 3, 4, (void *)5, (void *)6, 8, (void *)9, 11,            \

@@ -1,4 +1,4 @@
-"""Compiling what the tests of the shim need."""
+"""Compiles C programs and libraries for the tests of the shim."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def sanitizer_flags(sanitizer: str) -> tuple[str, ...]:
 
 
 def compile_c(output: Path, *arguments: str) -> Path:
-    """Compile with the shim's headers in reach; any warning fails the test."""
+    """Compile with the shim's headers on the include path; any warning fails the test."""
     subprocess.run(["cc", *WARNINGS, "-O2", "-g", f"-I{CSRC}", "-o", str(output), *arguments], check=True)
     return output

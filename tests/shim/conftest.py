@@ -24,7 +24,7 @@ if shutil.which("cc") is None:
 
 @pytest.fixture(scope="session")
 def fake_driver(tmp_path_factory) -> Path:
-    """The folder that holds the fake libcuda.so.1 (and the name that a linker looks for)."""
+    """The folder of the fake libcuda.so.1 (also under the name that a linker looks for)."""
     folder = tmp_path_factory.mktemp("fake")
     library = compile_c(
         folder / "libcuda.so.1",
@@ -41,14 +41,14 @@ def fake_driver(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def sanitized_shim(tmp_path_factory):
-    """The shim with a sanitizer, compiled once for all tests, also if several processes run them: it takes a while."""
+    """The shim built with a sanitizer, once for all tests and all test processes, since it takes a while."""
     folder = tmp_path_factory.getbasetemp()
     shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
     def library(sanitizer: str) -> Path:
         made = (
             shared / f"sanitized-{sanitizer.replace(',', '-')}" / "libweft_shim.so"
-        )  # no comma: -Wl splits there
+        )  # no comma: -Wl would split there
         made.parent.mkdir(exist_ok=True)
         with (made.parent / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -67,7 +67,7 @@ def sanitized_shim(tmp_path_factory):
 
 @pytest.fixture(scope="session", params=["address,undefined", "thread"])
 def sanitized(request, sanitized_shim):
-    """Compiles a program with a sanitizer, and links it to a sanitized shim: they need to be in one executable."""
+    """Compiles a program with a sanitizer, and a sanitized shim into it: they must be in one executable."""
     flags, library = sanitizer_flags(request.param), sanitized_shim(request.param)
 
     def build(output: Path, *arguments: str) -> Path:
@@ -102,7 +102,7 @@ def environment(fake_driver) -> dict[str, str]:
 
 @pytest.fixture
 def weft_run(tmp_path, environment):
-    """Runs a program under `weft run` with a policy and returns what it did and what was counted."""
+    """Runs a program under `weft run` with a policy; returns its outcome and the shim's counts."""
 
     def run(
         command: list[str],
@@ -130,7 +130,7 @@ def weft_run(tmp_path, environment):
 
 @pytest.fixture
 def program(weft_run):
-    """Runs Python source that drives the fake driver (see driver.py) and returns its outcome; it must exit with 0."""
+    """Runs Python source on the fake driver (see driver.py); it must exit with 0. Returns its outcome."""
 
     def run(source: str, policy: Policy | None = None, **kwargs) -> Outcome:
         code = "from driver import *\n" + textwrap.dedent(source)

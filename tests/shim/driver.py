@@ -66,7 +66,7 @@ def kernel(name, registers=32, static_shared=0, as_kernel=False):
 
 
 def by_proc_address(name, version=12000, flags=0, way="cuGetProcAddress_v2"):
-    """A driver function as the CUDA runtime finds it."""
+    """A driver function, found as the CUDA runtime does."""
     newer = way.endswith("_v2") if isinstance(way, str) else version >= 12000
     pointer, status = c_void_p(), c_int(-1 if newer else 0)
     arguments = [name.encode(), ctypes.byref(pointer), version, c_uint64(flags)]
@@ -121,7 +121,7 @@ def records():
 
 
 def fail(api, times=1, code=1):
-    """Lets the next calls of a driver function fail."""
+    """Makes the next `times` calls of a driver function fail."""
     library().fake_fail(api.encode(), times, code)
 
 
@@ -130,5 +130,5 @@ def finish(stream):
 
 
 def show(value=None):
-    """Hands a result, by default every launch, to the test."""
+    """Prints a result, by default every launch, for the test."""
     print(json.dumps(records() if value is None else value))

@@ -1,5 +1,5 @@
-/* A libcublas with cuBLASLt for tests: it notes how many SMs each GEMM was called for, and launches one kernel. With
- * FAKE_OLD it has no such number, as before CUDA 11.4. */
+/* A libcublas with cuBLASLt for tests: it notes the SM target of each GEMM, and launches one kernel. With FAKE_OLD it
+ * has no SM target, as before CUDA 11.4. */
 #include "cuda_api.h"
 
 #include <stdlib.h>
@@ -61,7 +61,7 @@ int cublasGemmEx(void *h, int ta, int tb, int m, int n, int k, const void *alpha
     if (ta != 1 || tb != 0 || m != 2 || n != 3 || k != 4 || alpha != (void *)5 || a != (void *)6 || at != 7 || lda != 8 ||
         b != (void *)9 || bt != 10 || ldb != 11 || beta != (void *)12 || c != (void *)13 || ct != 14 || ldc != 15 ||
         compute != 16 || algo != 17)
-        return 99; /* arguments must come as they were given */
+        return 99; /* arguments must arrive unchanged */
     return run(((handle *)h)->target, ((handle *)h)->stream);
 }
 
@@ -89,7 +89,7 @@ API int cublasLtMatmulDescGetAttribute(void *d, int attribute, void *value, size
 }
 #endif
 
-/* The algorithm is the number of SMs that it was chosen for. */
+/* An algorithm holds the SM target that it was chosen for. */
 API int cublasLtMatmulAlgoGetHeuristic(void *lt, void *d, void *a, void *b, void *c, void *dd, void *preference, int wanted,
                                        int *results, int *found) {
     (void)lt, (void)a, (void)b, (void)c, (void)dd, (void)preference;
@@ -103,6 +103,6 @@ API int cublasLtMatmul(void *lt, void *d, const void *alpha, const void *a, void
     (void)lt, (void)alpha, (void)a, (void)ad, (void)b, (void)bd, (void)beta, (void)c, (void)cd, (void)out, (void)dd;
     (void)workspace, (void)size;
     if (algo && *algo != ((desc *)d)->target)
-        return 8; /* run for other SMs than it was chosen for */
+        return 8; /* run with another SM target than it was chosen for */
     return run(((desc *)d)->target, stream);
 }

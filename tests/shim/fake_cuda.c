@@ -1,7 +1,7 @@
 /* A libcuda.so.1 for tests, as unkind as the real one: it keeps a log of launches, models one Hopper SM's occupancy,
- * captures and replays graphs, finishes streams only on request, lets memory and functions die with their context, takes
- * its time where FAKE_SLOW is set, and fails the n-th call of all, or of one function. Built by the tests; with
- * FAKE_OLD it lacks what CUDA 12.2 lacks. */
+ * captures and replays graphs, finishes streams only on request, frees memory and functions with their context, answers
+ * slowly where FAKE_SLOW is set, and fails the n-th call overall, or the next calls of one function. Built by the
+ * tests; with FAKE_OLD it lacks what CUDA 12.2 lacks. */
 #define _GNU_SOURCE
 #include "cuda_api.h"
 
@@ -36,7 +36,7 @@ typedef struct {
     kernel *k;
     unsigned grid, block, shared;
     struct graph *child;
-    bool conditional; /* a body that runs as often as the GPU decides */
+    bool conditional; /* the body runs as often as the GPU decides */
     void *stream;
     int priority, has_priority;
 } node;
@@ -52,10 +52,10 @@ static record records[LOG];
 static _Atomic int record_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool logging = true, slow;
-static _Atomic long calls, fail_at; /* of all functions; 0: none fails */
+static _Atomic long calls, fail_at; /* over all functions; fail_at 0: none fails */
 static _Atomic int context_number;  /* contexts that were reset or destroyed so far */
 static __thread int capture_mode = 0;
-static int unsafe_calls; /* made while a capture forbids them to this thread */
+static int unsafe_calls; /* calls that a capture forbids to the calling thread */
 
 static struct {
     char api[64];
@@ -83,7 +83,7 @@ extern __thread int64_t fake_spin_ns;
 void fake_placed_wait(void **params);
 void fake_timed_write(void *stream, uint64_t where, uint32_t value);
 
-/* --- what tests use ----------------------------------------------------------------------------------- */
+/* --- called by tests ---------------------------------------------------------------------------------- */
 
 API void *fake_kernel(const char *name, int registers, int static_shared, int as_kernel) {
     kernel *k = &kernels[kernel_count++];
@@ -112,7 +112,7 @@ API const record *fake_launch(int i) { return &records[i]; }
 API void fake_forget(void) { record_count = 0; }
 API void fake_logging(int on) { logging = on; }
 static __thread unsigned last_shared;
-API unsigned fake_last_shared(void) { return last_shared; } /* of this thread's latest launch */
+API unsigned fake_last_shared(void) { return last_shared; } /* this thread's latest launch */
 API long fake_calls_so_far(void) { return calls; }
 API void fake_fail_at(long n) {
     calls = 0;
@@ -124,7 +124,7 @@ __attribute__((constructor)) static void begin(void) {
     pthread_atfork(NULL, NULL, after_fork);
 }
 
-/* About a microsecond, as a driver takes to answer. */
+/* About a microsecond, the time of a driver call. */
 static void take_time(void) {
     for (volatile int i = 0; slow && i < 1500; i++)
         ;
@@ -153,7 +153,7 @@ static int stream_index(void *stream) {
     abort();
 }
 
-/* Everything on the stream is done: what it had to write is written. */
+/* Finish the stream: make its pending writes. */
 API void fake_finish(void *stream) {
     int s = stream_index(stream);
     for (int i = 0; i < streams[s].pending; i++)
@@ -161,7 +161,7 @@ API void fake_finish(void *stream) {
     streams[s].pending = 0;
 }
 
-/* Everything on every stream is done. */
+/* Finish all streams. */
 API void fake_finish_all(void) {
     for (int i = 0; i < STREAMS && streams[i].stream; i++)
         fake_finish(streams[i].stream);
@@ -231,7 +231,7 @@ API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction
     MAY_FAIL("cuOccupancyMaxActiveBlocksPerMultiprocessor");
     kernel *k = function(f);
     take_time();
-    if (!k || threads <= 0 || (int)dynamic > k->max_dynamic) /* what may not be launched does not fit */
+    if (!k || threads <= 0 || (int)dynamic > k->max_dynamic) /* a launch that is not allowed does not fit */
         return CUDA_ERROR_INVALID_VALUE;
     *blocks = blocks_that_fit(k, threads, dynamic);
     return 0;
@@ -280,7 +280,7 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice d) {
 API CUresult cuFuncGetName(const char **name, CUfunction f) {
     MAY_FAIL("cuFuncGetName");
     kernel *k = (kernel *)f;
-    if (!k || k->magic != 'F') /* as drivers that do not take a CUkernel here */
+    if (!k || k->magic != 'F') /* like drivers that refuse a CUkernel here */
         return INVALID_HANDLE;
     *name = k->name;
     return 0;
@@ -395,9 +395,9 @@ API CUresult cuKernelGetAttribute(int *value, int attribute, CUkernel k, CUdevic
     return 0;
 }
 
-static void *registered; /* memory that the GPU may write to, as long as the context that registered it */
+static void *registered; /* memory that the GPU may write to until its context ends */
 
-/* What ran in the context is gone, and so is weft's kernel and the right to write to host memory. */
+/* Its work ends with the context, and so do weft's kernels and the right to write to host memory. */
 static CUresult end_context(const char *api) {
     MAY_FAIL(api);
     for (int i = 0; i < OWN; i++) {
@@ -455,7 +455,7 @@ API CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
     return 0;
 }
 
-/* Host memory that the GPU reaches, and what streams wait for in it: the stream goes on when the value is there. */
+/* Host memory that the GPU can access, and the values in it that streams wait for. */
 enum { WAITS = 4096 };
 static char *host_memory;
 static size_t host_size;
@@ -501,11 +501,11 @@ API CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr where, uint32_
                    where < (CUdeviceptr)(uintptr_t)host_memory + host_size;
     if (!in_host && (!registered || where < (CUdeviceptr)(uintptr_t)registered ||
                      where >= (CUdeviceptr)(uintptr_t)registered + 4096))
-        abort(); /* a fault on the GPU, which ends every program */
+        abort(); /* on a GPU this write would fault and end the program */
     pthread_mutex_lock(&lock);
     int s = stream_index(stream), refused = streams[s].capture || (streams[s].pending == WRITES && logging);
     if (!refused && streams[s].pending == WRITES)
-        streams[s].pending = 0; /* nobody finishes streams in a long run: they finish by themselves */
+        streams[s].pending = 0; /* in a long run no test finishes streams: they finish by themselves */
     if (!refused) {
         streams[s].writes[streams[s].pending].where = (uint32_t *)(uintptr_t)where;
         streams[s].writes[streams[s].pending++].value = value;
@@ -520,7 +520,7 @@ API CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr where, uint32_
 
 /* --- launches --------------------------------------------------------------------------------------------- */
 
-/* How long the waiting kernel will take, at the clock that an unknown rate stands for. */
+/* How long the waiting kernel will take, at the clock assumed for an unknown rate. */
 static void fake_spin(CUfunction f, void **params) {
     kernel *k = function(f);
     fake_spin_ns = k && params && strcmp(k->name, "weft_head_start") == 0 ? *(int64_t *)params[0] * 1000 / 1500 : 0;
@@ -530,7 +530,7 @@ static void fake_spin(CUfunction f, void **params) {
 static CUresult launch(const char *route, const CUlaunchConfig *c, void *f, bool per_thread, bool cooperative) {
     kernel *k = function(f);
     if (!k)
-        return INVALID_HANDLE; /* also of a context that is gone */
+        return INVALID_HANDLE; /* also if its context is gone */
     if ((int)c->sharedMemBytes > k->max_dynamic || (int)c->sharedMemBytes + k->static_shared > BLOCK_SHARED)
         return CUDA_ERROR_INVALID_VALUE;
     if (c->numAttrs && !c->attrs)
@@ -669,7 +669,7 @@ API CUresult cuStreamIsCapturing(CUstream stream, int *status) {
 CAPTURES(, false)
 CAPTURES(_ptsz, true)
 
-/* A second stream joins the capture of a first, as an event wait makes it. */
+/* A second stream joins the capture of the first, as through an event wait. */
 API void fake_join_capture(void *from, void *stream) { streams[stream_index(stream)].capture = streams[stream_index(from)].capture; }
 API void fake_leave_capture(void *stream) { streams[stream_index(stream)].capture = NULL; }
 API void fake_add_child(CUgraph graph, CUgraph child) {
@@ -797,7 +797,7 @@ static const struct {
     {"cuLaunchHostFunc", 13010, 1 << 30, 0, (void *)cuLaunchHostFunc_v2},
     {"cuLaunchHostFunc", 13010, 1 << 30, 1, (void *)cuLaunchHostFunc_v2_ptsz},
     {"cuStreamWaitEvent", 0, 14999, 2, (void *)cuStreamWaitEvent},
-    {"cuStreamWaitEvent", 15000, 1 << 30, 2, (void *)fake_newer_wait}, /* as a version that nobody knows yet */
+    {"cuStreamWaitEvent", 15000, 1 << 30, 2, (void *)fake_newer_wait}, /* a version later than weft knows */
     TWO(cuLaunchKernel, cuLaunchKernel),
     TWO(cuLaunchKernelEx, cuLaunchKernelEx),
     TWO(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel),

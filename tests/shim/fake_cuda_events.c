@@ -1,8 +1,8 @@
 /* Time for the fake driver: streams, events, copies and kernels on a simulated GPU of 132 SMs.
  *
- * The host's clock moves by a little with every call, and by fake_host; an event has fired once that clock has passed
- * its time. A kernel starts when its stream is ready and its SMs are free, in the order of launches. What really
- * happened is kept, for tests to compare with. */
+ * Every call advances the host's clock a little, and so does fake_host; an event has fired once that clock has passed
+ * its time. A kernel starts when its stream is ready and its SMs are free, in the order of launches. The true times are
+ * kept as `truth`s, for tests to compare with. */
 #define _GNU_SOURCE
 #include "cuda_api.h"
 
@@ -15,15 +15,15 @@
 enum { STREAMS = 512, TRUTHS = 1 << 18, COSTS = 256, SMS = 132, NOT_READY = 600, INVALID_HANDLE = 400, WINDOW = 64 };
 enum { DISABLE_TIMING = 2, LATENCY_NS = 2000, CALL_NS = 500, EARLY_NS = 3000, STAMP_NS = 1000, EMPTY_NS = 620 };
 
-int fake_failing(const char *api);     /* of fake_cuda.c */
+int fake_failing(const char *api);     /* in fake_cuda.c */
 int fake_is_capturing(void *stream);
-void fake_unsafe(void);                /* a call that a capture may forbid to this thread */
+void fake_unsafe(void);                /* records a call that a capture may forbid */
 
 __thread int64_t fake_spin_ns;
 
 struct CUevent_st {
     unsigned flags;
-    int recorded, destroyed, of_launch; /* of_launch: 1 + the truth whose completion it tells */
+    int recorded, destroyed, of_launch; /* of_launch: 1 + the truth whose launch completion it marks */
     int64_t at;
 };
 
@@ -60,7 +60,7 @@ static unsigned long long next_stream = 0x5000;
 static int64_t event_gap, kernel_gap, event_load, event_load_comm;
 API void fake_kernel_gap(int64_t ns) { kernel_gap = ns; } /* between two kernels of a busy stream */
 API void fake_event_gap(int64_t ns) { event_gap = ns; } /* from an event to the kernel queued behind it */
-/* What an event between two kernels costs more: usually, and while a collective runs. */
+/* The extra cost of an event between two kernels: usually, and while a collective runs. */
 API void fake_event_load(int64_t ns, int64_t during_comm) { event_load = ns, event_load_comm = during_comm; }
 
 API void fake_host(int64_t ns) { __atomic_fetch_add(&host, ns, __ATOMIC_RELAXED); }
@@ -97,7 +97,7 @@ static int at(void *stream) {
     abort();
 }
 
-/* Everything that was launched is done. */
+/* Advance the host's clock until all streams are idle. */
 API void fake_sync(void) {
     pthread_mutex_lock(&lock);
     for (int i = 0; i < STREAMS; i++)
@@ -106,7 +106,7 @@ API void fake_sync(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* The earliest time from `from` on at which so many SMs are free. */
+/* The earliest time, not before `from`, at which `sms` SMs are free. */
 static int64_t placed(int64_t from, int sms) {
     for (;;) {
         int taken = 0;
@@ -122,7 +122,7 @@ static int64_t placed(int64_t from, int sms) {
     }
 }
 
-/* The part of that cost between a kernel's end and the event behind it; the rest is in front of the next kernel. */
+/* `percent` of the event's extra cost at this time: one part delays the event, the other the next kernel. */
 static int64_t load(int64_t at, int percent) {
     int64_t ns = event_load;
     for (int i = truth_count > WINDOW ? truth_count - WINDOW : 0; i < truth_count; i++)
@@ -154,7 +154,7 @@ static __thread void **placed_params;
 
 void fake_placed_wait(void **params) { placed_params = params; }
 
-/* When a word in memory is written, in the time of the stream that writes it. */
+/* Notes when a stream writes a word, on the simulated clock. */
 void fake_timed_write(void *stream, uint64_t where, uint32_t value) {
     pthread_mutex_lock(&lock);
     int s = at(stream), i = written_count++ % WRITTEN;
@@ -166,7 +166,7 @@ void fake_timed_write(void *stream, uint64_t where, uint32_t value) {
     pthread_mutex_unlock(&lock);
 }
 
-/* How long weft's kernel takes that starts at `start`: as its PTX does, with the words as they will be then. */
+/* How long weft's waiting kernel runs from `start`: mirrors its PTX, with the values that the words have then. */
 static int64_t placed_wait(void **params, int64_t start, int *behind) {
     uint32_t count = *(uint32_t *)params[2 * SLOTS], *tally = (uint32_t *)(uintptr_t)*(uint64_t *)params[2 * SLOTS + 3];
     int64_t limit = *(int64_t *)params[2 * SLOTS + 2], until = start;
@@ -258,13 +258,13 @@ void fake_timed_launch(const char *name, void *stream, const CUlaunchAttribute *
     streams[s].last_kernel = (int)(t - truths);
     if (completion) {
         completion->recorded = 1;
-        completion->at = ready; /* it does not wait for SMs */
+        completion->at = ready; /* the event does not wait for SMs */
         completion->of_launch = 1 + (int)(t - truths);
     }
     pthread_mutex_unlock(&lock);
 }
 
-/* The driver's rule for the attribute. */
+/* The driver's rule: the attribute needs an event without timing. */
 int fake_completion_allowed(const CUlaunchAttribute *attributes, unsigned count) {
     for (unsigned i = 0; i < count; i++)
         if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT) {
@@ -392,7 +392,7 @@ API CUresult cuStreamDestroy_v2(CUstream s) {
     return 0;
 }
 
-/* A new stream has the handle of one that was destroyed. */
+/* A new stream reuses the handle of a destroyed one. */
 API void fake_stream_again(void *stream) {
     pthread_mutex_lock(&lock);
     streams[at(stream)].destroyed = 0;
@@ -413,7 +413,7 @@ API CUresult cuStreamQuery(CUstream stream) {
 }
 
 API CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr p) {
-    if (p < 0x10000) /* as pageable memory of the host */
+    if (p < 0x10000) /* like pageable host memory */
         return 1;
     *(int *)value = attribute == 2 ? 2 : p >= 0x9000000 ? 1 : 0; /* device memory; the second GPU's lies high */
     return 0;

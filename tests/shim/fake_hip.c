@@ -87,7 +87,7 @@ int hipThreadExchangeStreamCaptureMode(int *mode) {
 }
 int hipStreamIsCapturing(void *stream, int *status) {
     *status = captured_stream && stream == captured_stream;
-    return captured_stream && !stream ? 906 : 0; /* the legacy stream: not told, and the capture goes on */
+    return captured_stream && !stream ? 906 : 0; /* the legacy stream does not report the capture, which goes on */
 }
 int hipHostRegister(void *p, size_t size, unsigned flags) {
     (void)p, (void)size, (void)flags;
@@ -98,7 +98,7 @@ int hipHostGetDevicePointer(void **d, void *h, unsigned flags) { return (void)fl
 int hipStreamWriteValue32(void *stream, void *where, uint32_t value, unsigned flags) {
     (void)flags;
     if (stream == (void *)1)
-        return 400; /* ROCm before 6.2 knows no such stream */
+        return 400; /* ROCm before 6.2 has no such stream */
     if (captured_stream && (!stream || stream == captured_stream))
         return capture_lost++, 900;
     writes[pending_count] = stream;

@@ -1,8 +1,8 @@
 /* A libnccl.so.2 for tests, as unkind as the real one: it keeps a log of calls, lets the environment outrank
- * configurations, refuses a communicator that is busy in the background, writes the result of such a split when it is
- * over and not before, lets a split wait for ranks that come late or never, and fails the n-th call of all, or of one
- * function. Where a test gives it a kernel, it launches that where NCCL would, and copies where NCCL would. Built by the
- * tests, in several versions. */
+ * configurations, refuses a communicator that is busy in the background, writes the result of a background split only
+ * when the split is over, lets a split wait for ranks that come late or never, and fails the n-th call overall, or the
+ * next calls of one function. If a test gives it a kernel, it launches it where NCCL would launch, and copies where
+ * NCCL would copy. Built by the tests, in several versions. */
 #define _GNU_SOURCE
 #include "nccl_api.h"
 
@@ -24,9 +24,9 @@ struct ncclComm {
     int suspended, revoked;
     const char *net;
     _Atomic ncclResult_t async;
-    _Atomic int polls; /* questions until a comm that works in the background is ready */
+    _Atomic int polls; /* ncclCommGetAsyncError calls until background work is over */
     void *tuner;
-    struct ncclComm *older; /* never freed, so that a test can look */
+    struct ncclComm *older; /* never freed, so that a test can read it */
     int policy;             /* NCCL_CTA_POLICY_* */
     _Atomic int stuck;      /* a collective that never ends is on the GPU, until it is aborted */
 };
@@ -37,7 +37,7 @@ typedef struct {
     char name[32];
     void *comm;
     int ctas, depth, in_order;
-    int configured, least, most, nvls, cluster, force, policy; /* of the call's own configuration */
+    int configured, least, most, nvls, cluster, force, policy; /* from the call's own configuration */
     char algorithm[24];
     fake_plan plan;
 } record;
@@ -50,17 +50,17 @@ static void after_fork(void) { pthread_mutex_init(&lock, NULL); }
 __attribute__((constructor)) static void begin(void) { pthread_atfork(NULL, NULL, after_fork); }
 static bool logging = true;
 static _Atomic int hanging;
-static _Atomic int late, late_ended; /* whether splits in the background are held, and how many have ended */
+static _Atomic int late, late_ended; /* whether background splits are held; how many have ended */
 static _Atomic long calls, fail_at;
 static __thread int depth;
-static __thread ncclResult_t group_error; /* of any call in the group: the group then fails, whatever follows */
+static __thread ncclResult_t group_error; /* error of any call in the group, which then fails */
 static __thread struct {
     ncclComm_t *where, comm;
 } queue[QUEUE];
 static __thread int queued;
-static __thread ncclComm_t ending[QUEUE]; /* with the group */
+static __thread ncclComm_t ending[QUEUE]; /* when the group ends */
 static __thread int ended;
-static __thread bool to_wait; /* until what is aborted has left the GPU */
+static __thread bool to_wait; /* the group's end waits until aborted work has left the GPU */
 
 static struct {
     char api[32];
@@ -121,7 +121,7 @@ API void fake_nccl_fail_at(long n) {
     calls = 0;
     fail_at = n;
 }
-/* NCCL waits for what is on the GPU; a wait that would never end is counted instead. */
+/* NCCL waits for its work on the GPU; a wait that would never end is counted instead. */
 static _Atomic int endless_waits;
 API void fake_stick(ncclComm_t comm) { comm->stuck = 1; }
 API int fake_endless_waits(void) { return endless_waits; }
@@ -194,9 +194,9 @@ static int note(const char *name, ncclComm_t comm) {
     return in_group(failing(name));
 }
 
-/* --- making them -------------------------------------------------------------------------------------------------- */
+/* --- making communicators ----------------------------------------------------------------------------------------- */
 
-/* As NCCL: what is not in the environment, and the first time only. */
+/* Like NCCL: read once, and only set what the environment does not. */
 static void read_file_of_settings(void) {
     static bool read;
     const char *path = getenv("NCCL_CONF_FILE");
@@ -324,7 +324,7 @@ struct late_split {
     ncclComm_t *made, child, parent;
 };
 
-/* In the background: the pointer is written when the split is over. */
+/* On a background thread: writes the communicator's pointer when the split is over. */
 static void *split_late(void *argument) {
     struct late_split *l = argument;
     while (late)
@@ -378,7 +378,7 @@ API ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclC
     *made = NULL;
     if (flags & NCCL_SHRINK_ABORT) {
         comm->stuck = 0;
-        wait_for_gpu(20000); /* another thread may abort the rest */
+        wait_for_gpu(20000); /* another thread may abort the others */
     }
     return result ? result : give(made, make(comm->rank, comm->size - count, config, comm));
 }
@@ -393,7 +393,7 @@ API ncclResult_t ncclCommGrow(ncclComm_t comm, int size, const ncclUniqueId *id,
     return result ? result : give(made, make(comm ? comm->rank : rank, size, config, comm));
 }
 
-/* As NCCL: once, and what is called on it later fails. */
+/* Like NCCL: possible once; later calls on the communicator fail. */
 API ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
     ncclResult_t result = note("ncclCommRevoke", comm);
     if (result || flags || comm->revoked)
@@ -438,8 +438,7 @@ API ncclResult_t ncclGroupEnd(void) {
     return result;
 }
 
-/* As NCCL: asks the plugin how it would plan an all-reduce, here of 1 KiB on the newest communicator, and launches
- * nothing. */
+/* Like NCCL: asks the plugin to plan an all-reduce, here of 1 KiB on the newest communicator; launches nothing. */
 static _Atomic int simulation_held, simulations;
 API void fake_hold_simulation(int on) { simulation_held = on; }
 API int fake_simulations(void) { return simulations; }
@@ -455,13 +454,13 @@ API ncclResult_t ncclGroupSimulateEnd(void *info) {
     return make_plan(newest, 4, 1024, true, &plan);
 }
 
-/* --- using and ending them ------------------------------------------------------------------------------------------- */
+/* --- using and ending communicators ------------------------------------------------------------------------------- */
 
 static _Atomic int refusing, planning;
 API void fake_refuse(int on) { refusing = on; }
-API void fake_plan_always(int on) { planning = on; } /* also calls that are not logged */
+API void fake_plan_always(int on) { planning = on; } /* plan calls that are not logged, too */
 
-/* As NCCL: a configuration is checked before anything else happens. */
+/* Like NCCL: checks a configuration before anything else. */
 static ncclResult_t check_config(const ncclCollConfig_t *config) {
     if (!config)
         return 0;
@@ -535,7 +534,7 @@ COLLECTIVE(ncclScatter, -1, count, const void *send, void *recv, size_t count, i
            void *stream)
 #pragma GCC diagnostic pop
 
-/* As NCCL: by way of the linker, which may find another ncclBroadcast first. */
+/* Like NCCL: calls through the linker, which may find another ncclBroadcast first. */
 API ncclResult_t ncclBcast(void *buffer, size_t count, int type, int root, ncclComm_t comm, void *stream) {
     return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
 }
@@ -559,7 +558,7 @@ API ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
 static ncclResult_t end(const char *name, ncclComm_t comm) {
     ncclResult_t result = note(name, comm);
     if (!result && depth > 0 && ended < QUEUE)
-        return ending[ended++] = comm, 0; /* as NCCL: when the group ends */
+        return ending[ended++] = comm, 0; /* like NCCL: when the group ends */
     if (!result)
         comm->magic = 0;
     return result ? result : end_plugin(comm);
@@ -595,7 +594,7 @@ API ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buffer, size_t si
     while (i < WINDOWS && windows[i].comm)
         i++;
     if (result || no_windows || i == WINDOWS)
-        return result; /* as NCCL: where there can be none, it succeeds and gives none */
+        return result; /* like NCCL: without support it succeeds and returns no window */
     *window = &windows[i];
     if (flags & NCCL_WIN_COLL_SYMMETRIC) {
         windows[i].comm = comm;

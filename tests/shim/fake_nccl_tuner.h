@@ -1,5 +1,5 @@
 /* How the fake NCCL plans a collective: it loads a tuner plugin by NCCL's own rules and asks it, v4 from 2.24, v5 from
- * 2.28, v6 from 2.30. As in NCCL, an error of the plugin fails the call. FAKE_TUNER: the only version that it knows. */
+ * 2.28, v6 from 2.30. As in NCCL, an error of the plugin fails the call. FAKE_TUNER: its only plugin version. */
 #include <dlfcn.h>
 
 enum { ALGORITHMS = 7, PROTOCOLS = 3, CHANNELS = 32, CHUNK = 131072 };
@@ -63,7 +63,7 @@ static ncclResult_t end_plugin(ncclComm_t comm) {
     return plugin && tuner ? plugin->end(tuner) : 0;
 }
 
-/* Tree and ring with every protocol; ring with Simple is what it likes best. */
+/* Tree and ring with every protocol; ring with Simple has the least cost. */
 static ncclResult_t make_plan(ncclComm_t comm, int function, size_t bytes, bool simulated, fake_plan *plan) {
     float costs[ALGORITHMS][PROTOCOLS];
     int channels = 0;
@@ -87,7 +87,7 @@ static ncclResult_t make_plan(ncclComm_t comm, int function, size_t bytes, bool 
     int most = comm->max_ctas < CHANNELS ? comm->max_ctas : CHANNELS;
     plan->channels = channels > 0 && channels < most ? channels : most;
     plan->chunk = CHUNK;
-    if (!simulated && plugin && comm->tuner && plugin_version >= 6 && plugin->chunk) /* of one channel, as NCCL asks */
+    if (!simulated && plugin && comm->tuner && plugin_version >= 6 && plugin->chunk) /* for one channel, as NCCL asks */
         return plugin->chunk(comm->tuner, function, bytes / (size_t)plan->channels, plan->algorithm, plan->protocol, 1, &plan->chunk);
     return 0;
 }

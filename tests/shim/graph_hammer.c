@@ -1,4 +1,4 @@
-/* Replays a graph of many kernels, for a count of instructions.
+/* Replays a graph of many kernels, to count instructions.
  *
  *   graph_hammer NODES LAUNCHES */
 #include "cuda_api.h"
@@ -30,6 +30,6 @@ int main(int argc, char **argv) {
     for (int i = 0; i < nodes; i++)
         failed |= cuLaunchKernel(kernels[i % 2], 100, 1, 1, 128, 1, 1, 0, stream, NULL, NULL);
     failed |= cuStreamEndCapture(stream, &graph) | cuGraphInstantiateWithFlags(&made, graph, 0);
-    failed |= replay(made, stream, 1); /* the shim looks things up */
+    failed |= replay(made, stream, 1); /* the first replay makes the shim's lookups */
     return failed || replay(made, stream, launches);
 }

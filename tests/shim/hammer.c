@@ -2,11 +2,11 @@
  *
  *   hammer THREADS LAUNCHES                   every thread makes LAUNCHES launches; exits with 0 if all succeeded
  *   hammer THREADS LAUNCHES time              prints the nanoseconds of one launch, the least of several rounds
- *   hammer THREADS LAUNCHES run|time ALL HOT  of ALL kernels that were launched once, HOT are launched
- *   hammer THREADS LAUNCHES cold ALL HOT      the same as time; before each launch the thread writes more than the
- *                                             caches of its core hold, as a program in Python does
- *   hammer THREADS LAUNCHES turns N           first N turns of some launches, traced and not; after each it waits for
- *                                             a line, in which time a test may change the policy */
+ *   hammer THREADS LAUNCHES run|time ALL HOT  launches ALL kernels once, then only HOT of them
+ *   hammer THREADS LAUNCHES cold ALL HOT      like time; before each launch the thread writes more than its core's
+ *                                             caches hold, as a Python program does
+ *   hammer THREADS LAUNCHES turns N           first N turns of some launches, untraced and traced; after each turn it
+ *                                             waits for a line, so that a test can change the policy */
 #define _GNU_SOURCE
 #include "cuda_api.h"
 
@@ -49,7 +49,7 @@ static double now_ns(clockid_t clock) {
     return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
-/* CPU time of a launch, not how long other threads held the core. */
+/* CPU time of a launch, without the time that other threads held the core. */
 static double each_of_many(CUstream stream, long *failed) {
     double start = now_ns(CLOCK_THREAD_CPUTIME_ID);
     for (long i = 0; i < launches; i++)
@@ -63,7 +63,7 @@ static double each_when_cold(CUstream stream, long *failed) {
     for (long i = 0; i < launches; i++) {
         for (int at = 0; at < WRITTEN; at += LINE)
             written[at]++;
-        double start = now_ns(CLOCK_MONOTONIC); /* its time on the CPU takes a call of the kernel */
+        double start = now_ns(CLOCK_MONOTONIC); /* the CPU-time clock would need a system call */
         *failed += one(i, stream) != 0;
         sum += now_ns(CLOCK_MONOTONIC) - start;
     }

@@ -1,5 +1,5 @@
-/* Another tool's interposer, as quotas and profilers have it: preloaded, it counts and calls the next one. With DLSYM it
- * intercepts dlsym, too. */
+/* Another tool's interposer, like those of quotas and profilers: preloaded, it counts calls and forwards them. With
+ * DLSYM it also intercepts dlsym. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -39,7 +39,7 @@ class Record(ctypes.Structure):
 
 
 class CallConfig(ctypes.Structure):
-    """ncclCollConfig_t as of NCCL 2.31; `more` as a later version may have it."""
+    """ncclCollConfig_t as of NCCL 2.31; `more` stands for fields of a later version."""
 
     _fields_ = (
         ("size", c_size_t),
@@ -104,7 +104,7 @@ class Nccl:
         return comm
 
     def settled(self, comm):
-        """The communicator, once what works in the background on it is over."""
+        """The communicator, once its background work is over."""
         error = c_int(7)
         while error.value == 7:
             self.lib.ncclCommGetAsyncError(comm, byref(error))
@@ -134,7 +134,7 @@ class Nccl:
         )
 
     def call(self, name, comm, count=256, stream=None):
-        """A collective by its name, with operation and root 0 where it has them."""
+        """A collective by name; its operation and root, if any, are 0."""
         numbers = {"ncclReduce": 2, "ncclAllGather": 0, "ncclAlltoAll": 0}.get(name, 1)
         buffers = [None] if name == "ncclBcast" else [None, None]
         zeros = [0] * numbers
@@ -142,7 +142,7 @@ class Nccl:
         self.check(function(*buffers, c_size_t(count), FLOAT32, *zeros, comm, c_void_p(stream)))
 
     def launching(self):
-        """Has the library launch a kernel for each collective that it does not copy."""
+        """Makes the library launch a kernel for each collective that it does not copy."""
         import driver
 
         by = ctypes.cast(driver.library().cuLaunchKernel, c_void_p)
@@ -163,7 +163,7 @@ class Nccl:
         self.check(function(c_void_p(send), c_void_p(recv), c_size_t(count), FLOAT32, comm, c_void_p(stream)))
 
     def plans(self):
-        """What each collective that reached the library asked for, and what the library then planned."""
+        """For each collective that reached the library: what it asked for, and the library's plan."""
         found = (self.lib.fake_call(i).contents for i in range(self.lib.fake_calls()))
         number = lambda value: None if value == UNDEFINED else value  # noqa: E731
         numbers = ("configured", "least", "most", "nvls", "cluster", "force", "policy")
@@ -196,7 +196,7 @@ class Nccl:
         return [[r.name.decode(), r.comm, r.ctas] for r in found if not names or r.name.decode() in names]
 
     def ctas(self, *names):
-        """The limits that the all-reduces (or `names`) ran with."""
+        """The CTA limits that the all-reduces (or the calls `names`) ran with."""
         return [ctas for _, _, ctas in self.log(*(names or ("ncclAllReduce",)))]
 
 
@@ -210,7 +210,7 @@ def user():
 
 
 def refused(function, *arguments):
-    """The reason for which weft refuses, or None."""
+    """Why weft refuses, or None if it does not."""
     try:
         function(*arguments)
     except UnavailableError as error:
@@ -223,7 +223,7 @@ def show(value):
 
 
 def environ(name):
-    """The environment as C sees it."""
+    """An environment variable as C sees it."""
     function = ctypes.CDLL(None).getenv
     function.restype = c_char_p
     found = function(name.encode())

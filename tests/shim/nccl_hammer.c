@@ -1,9 +1,10 @@
 /* Collectives from many threads at once, through symbols that the linker bound, while the main thread prepares,
  * routes and releases.
  *
- *   hammer THREADS CALLS          every thread makes all-reduces, some in groups, CALLS of them after many changes; exits with 0 if all is well
+ *   hammer THREADS CALLS          every thread makes all-reduces, some in groups, CALLS of them after many
+ *                                changes; exits with 0 on success
  *   hammer THREADS CALLS time     prints the nanoseconds of one all-reduce, the least of several rounds
- *   hammer THREADS CALLS time plan     the same, where NCCL also asks its tuner plugin */
+ *   hammer THREADS CALLS time plan     the same with NCCL asking its tuner plugin */
 #define _GNU_SOURCE
 #include "nccl_api.h"
 

@@ -1,4 +1,4 @@
-/* A library that is linked to NCCL, as torch is; programs load it out of the linker's global sight. */
+/* A library that is linked to NCCL, as torch is; programs load it outside the linker's global scope. */
 #include "nccl_api.h"
 
 extern ncclResult_t ncclGetUniqueId(ncclUniqueId *);

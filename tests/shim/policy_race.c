@@ -1,5 +1,5 @@
-/* One thread writes policies, two at once, while others launch. Prints how many launches, begun after the second was
- * written and ended before the next, were made under another.
+/* One thread writes pairs of policies while others launch. Prints how many launches that began after the second write
+ * and ended before the next one were made under another policy.
  *
  *   policy_race THREADS WRITES     the job's policy asks for a residency */
 #define _GNU_SOURCE
@@ -28,7 +28,7 @@ static struct {
     weft_policy policy;
     uint64_t checksum;
 } forms[2]; /* with and without a residency */
-static _Atomic long number = -1; /* of the policy that is whole; -1: one is being written */
+static _Atomic long number = -1; /* of the policy in place; -1: one is being written */
 static _Atomic bool over;
 static _Atomic long wrong, failed;
 

@@ -1,4 +1,4 @@
-/* A program that looks at the driver, closes it, lets other things take its place, and uses the driver later. */
+/* A program that loads the driver, closes it, lets other mappings take its place, and uses the driver later. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@ int main(int argc, char **argv) {
     if (!handle || !dlsym(handle, name) || !dladdr(dlsym(handle, "fake_kernel"), &info))
         return 2;
     dlclose(handle);
-    if (!(handle = dlopen(library, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD))) /* it went: something else gets its place */
+    if (!(handle = dlopen(library, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD))) /* unloaded: fill its place */
         mmap(info.dli_fbase, 1 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     void *kernel = ((make)dlsym(handle, "fake_kernel"))("gemm", 32, 0, 0);

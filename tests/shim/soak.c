@@ -1,5 +1,5 @@
 /* A long run: many threads launch, a module is unloaded now and then and its kernels come back at other addresses, and
- * children are forked that launch, too.
+ * forked children launch, too.
  *
  *   soak THREADS LAUNCHES     prints: launches of this process and its children, failed ones, growth in KiB */
 #define _GNU_SOURCE
@@ -87,7 +87,7 @@ int main(int argc, char **argv) {
     }
     pthread_t all[64];
     long before = 0;
-    for (int part = 0; part < 2; part++) { /* the first tenth fills what is filled once */
+    for (int part = 0; part < 2; part++) { /* the first tenth fills caches and tables that fill once */
         each = launches / threads / 10 * (part ? 9 : 1);
         for (long i = 0; i < threads; i++)
             pthread_create(&all[i], NULL, work, (void *)i);

@@ -3,8 +3,8 @@
  *   sweep cuda|nccl [STEP]   prints, for every n (or every STEP-th), what a program sees: the result of each of its calls,
  *                            and its launches
  *
- * Whatever a program sees under the shim it must also see without, for some n: the calls that the shim makes for itself
- * must not be seen to fail. */
+ * Whatever a program sees under the shim it must also see without it, for some n: failures of the shim's own calls must
+ * stay invisible. */
 #define _GNU_SOURCE
 #include "cuda_api.h"
 #include "nccl_api.h"

@@ -1,4 +1,4 @@
-"""Each control does what the policy says, and leaves alone what it must."""
+"""Each control does what the policy says, and nothing else."""
 
 from __future__ import annotations
 

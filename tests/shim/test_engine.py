@@ -44,7 +44,7 @@ WINDOWS = (
 
 
 def counted(stats):
-    """The counters of copy engines that are not 0."""
+    """The nonzero copy-engine counters."""
     return {
         name.removeprefix("engine_"): value
         for name, value in stats.items()
@@ -65,7 +65,7 @@ def test_what_lies_in_windows_is_copied_and_the_rest_is_counted_with_its_reason(
     copied = expected["copied"]
     report = stats["engine"]
     assert (report["asked"], report["copied"], report["unsure"]) == (True, copied, 0)
-    assert report["kernels"] == stats["comm_launches"] == 8 - copied  # the empty call is none of them
+    assert report["kernels"] == stats["comm_launches"] == 8 - copied  # the empty call is not counted
     assert any("in no symmetric window" in line for line in report["why"])
 
 
@@ -103,7 +103,7 @@ def test_what_the_program_configures_itself_stays(nccl_program, ncclver):
 
 
 def test_from_2_31_on_the_call_asks_where_the_communicator_does_not(nccl_program, ncclver):
-    """As where a job that runs already is changed; and never for buffers outside of windows."""
+    """As when a running job is changed. Never for buffers outside windows."""
     source = (
         START
         + """
@@ -167,7 +167,7 @@ def test_whatever_fails_is_counted_and_never_the_programs_error(
 
 
 def test_in_a_group_an_nccl_newer_than_known_is_not_asked_for_copies(nccl_program, ncclver):
-    """NCCL fails the whole group after a refused configuration: the plain one would come too late."""
+    """After a refused configuration NCCL fails the whole group, so a plain retry would come too late."""
     source = (
         START
         + """
@@ -179,7 +179,7 @@ def test_in_a_group_an_nccl_newer_than_known_is_not_asked_for_copies(nccl_progra
     )
     stats = {}
     assert nccl_program(source, policy=DMA, folder=ncclver(23300), statistics=stats) == [0, 0, 0]
-    assert stats["engine_refused"] == 1  # outside of the group, where the program's own call follows
+    assert stats["engine_refused"] == 1  # outside the group, where the program's own call follows
 
 
 def test_groups_captures_and_communicators_that_end(nccl_program, ncclver):
@@ -233,7 +233,7 @@ def test_rccl_has_no_copies_and_is_counted_so(nccl_program, ncclver, tmp_path):
 
 
 def test_memory_of_wefts_own_in_a_window(nccl_program, ncclver):
-    """As FSDP2's buffers have it; what fails has a reason, and nothing is left behind."""
+    """As for FSDP2's buffers. A failure gives its reason and leaves nothing behind."""
     source = (
         START
         + """

@@ -1,4 +1,4 @@
-"""Captured launches carry the policy and are counted when the graph runs."""
+"""Captured launches follow the policy and are counted when the graph runs."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_counting_goes_on_after_a_capture_that_failed(program):
 
 
 def test_a_node_over_the_programs_own_limit_is_refused_under_residency_too(program):
-    """weft has raised the limit of shared memory for its own launches: a node of a graph must not meet that one."""
+    """weft raises the shared-memory limit for its own launches; for a graph node the program's holds."""
     source = """
         k, graph, node, stream = kernel("gemm"), c_void_p(), c_void_p(), c_void_p(0x300)
         class Params(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""What a launch and a collective cost in instructions: a figure that no other load on the machine can change."""
+"""The cost of a launch and of a collective in instructions, which other load on the machine cannot change."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MOST = {
     "overlap and head start": (Policy(residency=3, priority="high", when="overlap", head_start_us=5), 556),
 }
 MOST_PER_COLLECTIVE = 335  # measured 327
-MOST_LINES = 1.8  # measured 1.4: the counter, and most of the time what is known of the kernel
-MOST_COLD_LINES = 13  # measured 11.0: also the shim's own, the thread's and those of the job's files
+MOST_LINES = 1.8  # measured 1.4: the counter and, usually, the kernel's row in the table
+MOST_COLD_LINES = 13  # measured 11.0: also data of the shim, of the thread and of the job's files
 FEW, MANY = 3_000, 9_000
 TRIED = (
     Policy(residency=2),
@@ -49,7 +49,7 @@ def instructions(command: list[str], env: dict[str, str], *options: str) -> int:
 
 
 def each(program, env, *more: str) -> float:
-    """Instructions of one call: the difference of two runs, so that the start does not count."""
+    """Instructions per call, from the difference of two runs, so that startup does not count."""
     counts = [instructions([str(program), "1", str(n), *more], env) for n in (FEW, MANY)]
     return (counts[1] - counts[0]) / (MANY - FEW)
 
@@ -64,7 +64,7 @@ def test_a_launch_takes_no_more_instructions_than_it_did(hammer, environment, na
 
 
 def after_trials(program, job: Job, env: dict[str, str], launches: int) -> int:
-    """Instructions of a program that was traced, and ran under each of some policies, before its launches."""
+    """Instructions of a program that, before its launches, was traced and ran under several policies."""
     command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", str(program)]
     command += ["1", str(launches), "turns", str(len(TRIED) + 1)]
     pipe = subprocess.PIPE
@@ -106,7 +106,7 @@ def test_many_kernels_cost_a_launch_nothing(hammer, environment):
 
 
 def lines(program, env, launches: int, *more: str) -> int:
-    """Data that the first cache does not hold."""
+    """Cache lines missing from the first-level data cache."""
     caches = ("--cache-sim=yes", "--I1=32768,8,64", "--D1=32768,8,64", "--LL=1048576,16,64")
     valgrind = ["valgrind", "--tool=cachegrind", "--cachegrind-out-file=/dev/null", *caches]
     command = [*valgrind, str(program), "1", str(launches), *more]
@@ -117,7 +117,7 @@ def lines(program, env, launches: int, *more: str) -> int:
 
 
 def lines_of_shim(program, env, few: int, many: int, *more: str) -> float:
-    """Lines that a launch touches under the shim, and not without it."""
+    """Cache lines that the shim adds to a launch."""
 
     def each_launch(env) -> float:
         return (lines(program, env, many, *more) - lines(program, env, few, *more)) / (many - few)
@@ -128,7 +128,7 @@ def lines_of_shim(program, env, few: int, many: int, *more: str) -> float:
 
 
 def test_a_launch_of_one_of_many_kernels_touches_few_lines(hammer, environment):
-    """Between two launches a program in Python fills the caches: then lines cost more than instructions."""
+    """A Python program fills the caches between launches; then cache lines cost more than instructions."""
     assert 0 < lines_of_shim(hammer, environment, FEW, MANY, "run", "2000", "2000") < MOST_LINES
 
 

@@ -1,4 +1,4 @@
-"""What dies before weft expects it, or comes after: contexts, modules, libraries, forked children, late splits."""
+"""Objects that end early or appear late for weft: contexts, modules, libraries, forked children, splits."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_modules_that_come_and_go_leave_no_memory_behind(environment, fake_drive
     with Job(Policy(priority="high")) as job:
         under = subprocess.run(command, env=job.environment(environment), check=True, capture_output=True)
         assert job.collect()["launches"] == steps * kernels
-    # New handles for ever fill a table that is bounded; the same ones must not grow it at all.
+    # Ever new handles fill a bounded table; repeated ones must not grow it at all.
     assert int(under.stdout) - plain < (20_000 if fresh else 500)
 
 

@@ -1,4 +1,4 @@
-"""What live tuning changes and learns in a process, against a fake driver and a fake NCCL."""
+"""What live tuning learns and changes in a process, on a fake driver and a fake NCCL."""
 
 from __future__ import annotations
 

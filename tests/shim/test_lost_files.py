@@ -63,7 +63,7 @@ def test_a_bus_error_of_the_program_ends_it_as_natively(environment, end):
 
 
 def test_a_child_of_a_process_that_writes_a_trace_ends(environment):
-    """The parent's writer waits for the GPU; its lock must not be the child's."""
+    """The parent's writer waits for the GPU; the child must not inherit its lock."""
     source = """
 import os, signal
 from ctypes import CDLL, c_double, c_int64

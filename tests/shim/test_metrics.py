@@ -1,4 +1,4 @@
-"""`weft run --metrics`: true figures for Prometheus from a process next to the job, and nothing in the job itself."""
+"""`weft run --metrics`: correct figures for Prometheus from a separate process, and nothing in the job."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PAUSING = """
 
 @pytest.fixture
 def environment(environment):
-    """With the library wherever this Python has it."""
+    """The environment with this Python's import path, to find prometheus_client."""
     home = Path(prometheus.__file__).parents[1]
     return {**environment, "PYTHONPATH": f"{environment['PYTHONPATH']}:{home}"}
 
@@ -72,7 +72,7 @@ def test_figures_equal_those_of_the_statistics_and_nothing_is_in_the_program(sta
     assert found["weft_collective_ctas"][0].value == 12
     assert found["weft_policy_info"][0].labels["policy"] == "priority"
     assert launches.labels.keys() == {"job", "rank", "pid"}
-    assert not re.search(r"python|/tmp|stats\.json|HOME", text)  # neither the command nor a path
+    assert not re.search(r"python|/tmp|stats\.json|HOME", text)  # no command line and no path
     assert "prometheus" not in (job.folder / "modules").read_text().lower()
     with pytest.raises(OSError, match=r"refused|111"):
         scrape(port)
@@ -107,7 +107,7 @@ def test_the_exporter_ends_with_a_weft_run_that_is_killed(start, port):  # noqa:
     def gone() -> bool:
         try:
             scrape(port)
-        except (OSError, http.client.HTTPException):  # the second where it ends in the middle of an answer
+        except (OSError, http.client.HTTPException):  # HTTPException: it ended in the middle of an answer
             return True
         time.sleep(0.05)
         return False

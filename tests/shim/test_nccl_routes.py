@@ -15,7 +15,7 @@ from weft.shim.inject import Job
 
 
 class mentions:  # noqa: N801 (reads as a word)
-    """Equal to any text with `word` in it."""
+    """Equal to any text that contains `word`."""
 
     def __init__(self, word):
         self.word = word
@@ -58,7 +58,7 @@ def fake_nccl(tmp_path_factory):
 
 @pytest.fixture
 def nccl_program(environment, fake_nccl):
-    """Runs Python source that drives the fake NCCL (see nccl_driver.py) under the shim; returns what it showed."""
+    """Runs Python source on the fake NCCL (see nccl_driver.py) under the shim; returns what it `show`s."""
 
     def run(source, env=None, folder=fake_nccl, job=True, statistics=None, policy=None):
         code = "from nccl_driver import *\n" + textwrap.dedent(source)
@@ -116,7 +116,7 @@ def test_ghost_ranks_are_routed_between_limits_and_back(nccl_program):
 
 
 def test_a_library_that_is_linked_to_nccl_out_of_global_sight_is_routed(nccl_program):
-    """As torch: libnccl is no global library of the process, and no dlsym is asked for it."""
+    """Like torch: libnccl is not in the process's global scope, and dlsym is never called for it."""
     assert nccl_program("""
     u = user()
     comm = u.user_init(2, 0)
@@ -147,7 +147,7 @@ def test_a_preloaded_nccl_comes_first_as_for_the_linker(nccl_program, tmp_path):
 
 
 def test_functions_that_nccl_lacks_are_not_there(nccl_program):
-    """A program may look for them in the whole process, where the shim has all."""
+    """A program may look them up in the whole process, where the shim defines all of them."""
     assert nccl_program("""
     whole = ctypes.CDLL(None)
     before = hasattr(whole, "ncclAllReduce")
@@ -198,7 +198,7 @@ def test_two_nccls_in_one_process_are_kept_apart(nccl_program, fake_nccl, tmp_pa
     """)
     assert seen == [[10, 4], [20, 4, 4], 1, 1]
 
-    # Libraries that are linked to one or the other come and go at one address: the linker's way is followed anew.
+    # Libraries linked to one or the other come and go at the same address: the shim must resolve each anew.
     seen = nccl_program(f"""
     import _ctypes
     users = [("{fake_nccl}", Nccl()), ("{other}", Nccl("{other}/libother_nccl.so"))] * 2
@@ -217,7 +217,7 @@ def test_two_nccls_in_one_process_are_kept_apart(nccl_program, fake_nccl, tmp_pa
 
 
 def test_a_library_that_calls_itself_meets_itself(nccl_program, tmp_path):
-    """Though another NCCL is the first that the linker finds."""
+    """Although another NCCL is the first that the linker finds."""
     preloaded = build_nccl(tmp_path / "preloaded", "-DFAKE_VERSION=23200")
     seen = nccl_program(
         f"""
@@ -291,7 +291,7 @@ def test_what_a_sibling_cannot_do_stays_with_the_original(nccl_program):
 
 @pytest.mark.parametrize("ranks", [2, 18])
 def test_mixed_groups_use_the_same_communicators_in_the_same_order_on_every_rank(nccl_program, ranks):
-    """Though ranks issue their calls in different orders, and some have only one kind."""
+    """Although ranks issue their calls in different orders, and some issue only one kind."""
     seen = nccl_program(f"""
     n, ranks = Nccl(), []
     unique = n.unique()
@@ -340,7 +340,7 @@ def test_sends_of_a_group_reach_a_communicator_before_it_ends_in_that_group(nccl
 
 
 def test_captured_collectives_stay_with_the_original(nccl_program):
-    """A graph lives on; a sibling need not."""
+    """A graph may outlive a sibling."""
     assert nccl_program("""
     import driver
     cuda = driver.library()
@@ -404,7 +404,7 @@ def test_finalize_reaches_siblings_and_their_errors_reach_the_program(nccl_progr
 
 
 def test_siblings_are_suspended_and_resumed_with_their_communicator(nccl_program):
-    """Else they would keep the memory that the program wants back; in between nothing is split off."""
+    """Otherwise they would keep memory that the program wants back. While suspended, nothing is split."""
     seen = nccl_program("""
     n = Nccl()
     a = n.init(settings=config(12))
@@ -596,7 +596,7 @@ LIMITS = """
 def test_limits_of_the_environment_hold_and_can_be_changed_in_a_live_job(
     nccl_program, tmp_path, given, variables, in_file
 ):
-    """Also those of nccl.conf, which the environment outranks."""
+    """Including limits in nccl.conf, which the environment outranks."""
     env = {"NCCL_CONF_FILE": str(tmp_path / "nccl.conf")} | (
         {"NCCL_MAX_CTAS": variables} if variables else {}
     )
@@ -617,7 +617,7 @@ def test_a_live_job_routes_under_limits_of_the_environment(nccl_program):
 
 
 def test_what_the_program_sets_while_limits_are_hidden_stays(nccl_program):
-    """Another thread may set a limit while a communicator is made; here NCCL itself calls back."""
+    """Another thread may set a limit while a communicator is made; a callback from NCCL stands in for it."""
     assert nccl_program(
         """
     n, seen = Nccl(), []
@@ -637,7 +637,7 @@ def test_what_the_program_sets_while_limits_are_hidden_stays(nccl_program):
 
 
 def test_keys_are_equal_on_all_ranks_and_different_otherwise(nccl_program):
-    """Two processes that share a unique id, as ranks do; the splits' colours tell the children apart."""
+    """Two processes share a unique id, as ranks do; the colour of a split distinguishes the children."""
     source = """
     n = Nccl()
     world = n.init(2, {rank}, UniqueId(b"shared by the test"))

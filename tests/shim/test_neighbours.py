@@ -1,4 +1,4 @@
-"""Others in the same process and on the same machine: other tools, other drivers, threads of the program's own."""
+"""Neighbours of weft: other tools in the process, other drivers, the program's own threads and limits."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_another_tool_in_front_of_nccl_is_called(environment, fake_nccl, tmp_pat
 
 @pytest.fixture(scope="module")
 def old_driver(tmp_path_factory):
-    """As CUDA 11.8 to 12.2: a function's name cannot be asked for."""
+    """A driver like CUDA 11.8 to 12.2, without a call for a function's name."""
     folder = tmp_path_factory.mktemp("old")
     compile_c(
         folder / "libcuda.so.1",
@@ -185,7 +185,7 @@ def test_a_limit_that_is_set_before_every_launch_costs_one_question(program, as_
         """,
         Policy(),
     )
-    assert done.results <= 2 * 50  # the call itself, and which context is current
+    assert done.results <= 2 * 50  # the call itself, and cuCtxGetCurrent
 
 
 LIMIT = """
@@ -205,7 +205,7 @@ def fits(k, bytes, function="cuOccupancyMaxActiveBlocksPerMultiprocessor", *flag
 
 @pytest.mark.parametrize("as_kernel", [False, True])
 def test_the_program_meets_its_own_limit_where_residency_raised_it(program, environment, as_kernel):
-    """Natively and under a policy: what is allowed, what is refused and what the program is told is the same."""
+    """Natively and under a policy the same calls succeed, the same are refused, with the same values."""
     source = f"""
         k, seen = kernel("gemm", as_kernel={as_kernel}), []
         set_limit = lambda bytes: lib.cuFuncSetAttribute(k, 8, bytes)

@@ -115,7 +115,7 @@ def test_nothing_is_put_in_front_of_a_dependent_launch(program):
 
 
 def test_functions_that_cuda_changed_later_keep_all_their_parameters(program):
-    """CUDA 13.1 added a mode to cuLaunchHostFunc; what changes after the CUDA that weft knows is not intercepted."""
+    """CUDA 13.1 added a mode to cuLaunchHostFunc; weft intercepts no version newer than the CUDA it knows."""
     done = program(
         """
         from weft.shim import tracer

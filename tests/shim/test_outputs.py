@@ -1,4 +1,4 @@
-"""What weft writes: through devices and pipes, never in their place; small job folders that do not stay behind."""
+"""weft's outputs: devices and pipes are written to, not replaced; job folders are small and removed."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_an_interrupt_during_the_report_does_not_change_the_exit_code(tmp_path):
         "sh",
         "-c",
         f"trap '' INT; touch {ended}; exit 7",
-    ]  # one that comes before its end changes nothing
+    ]  # a signal before its end changes nothing
     command = [sys.executable, "-m", "weft", "run", "--quiet", "--stats", str(pipe), "--", *program]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}) as running:
         while not ended.exists():
@@ -172,7 +172,7 @@ def test_a_folder_left_by_a_weft_that_was_killed_is_removed_by_the_next_start(tm
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as running:
         assert running.stdout.readline() == b"on\n"
-        with Job() as job:  # another job, meanwhile, removes nothing that is in use
+        with Job() as job:  # another job must not remove a folder that is in use
             assert len(list(tmp_path.glob("weft-job-*"))) == 2
             assert job.folder.parent == tmp_path
         running.kill()

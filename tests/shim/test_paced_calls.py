@@ -1,4 +1,4 @@
-"""Paced collectives under the shim: it treats them as NCCL's, with the controls of a policy and in traces."""
+"""Paced collectives under the shim: it treats them like NCCL's, in the controls of a policy and in traces."""
 
 from __future__ import annotations
 

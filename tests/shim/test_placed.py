@@ -1,4 +1,4 @@
-"""The exact head start on the fake driver: compute waits until the collective is placed, and never for long."""
+"""The exact head start on the fake driver: compute waits until the collective is placed, within a bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVENT, PROGRAMMATIC = 12, 6
 
 
 def timed(source: str) -> str:
-    """A program with the simulated GPU's clock: `gemm` takes every SM, `comm` sixteen, copies none."""
+    """A program on the simulated GPU's clock: `gemm` takes every SM, `comm` sixteen, a copy none."""
     return f"""
 from tracer_driver import *
 gemm, comm, copy_in = kernel("gemm"), kernel("{NCCL}"), kernel("copy_in")
@@ -45,7 +45,7 @@ for _ in range(4):
     waited = [b - a for a, b in zip(starts(placed, "gemm")[1:], starts(placed, NCCL), strict=False)]
     assert all(gap <= 0 for gap in waited)  # each collective starts before the GEMM behind it
     first = [b - a for a, b in zip(starts(plain, "gemm")[1:], starts(plain, NCCL), strict=False)]
-    assert any(gap > 0 for gap in first)  # without, a GEMM takes the SMs first
+    assert any(gap > 0 for gap in first)  # without a head start a GEMM takes the SMs first
     assert placed.stats["placed_events"] == 4
     assert placed.stats["head_starts"] == 3
     assert not placed.stats["placed_timeouts"]
@@ -69,7 +69,7 @@ sync()
 
 
 def test_waits_in_vain_become_rare(program):
-    """Of collectives that are each behind a long copy only few are waited for: 1, then not 1, 2, 4, … of them."""
+    """If each collective is behind a long copy, waits become rare: after each one, 1, 2, 4, … are skipped."""
     done = program(
         timed("""
 for _ in range(63):
@@ -81,12 +81,12 @@ launch(comm, grid=16, stream=0x20)
 """),
         PLACED,
     )
-    assert done.stats["placed_timeouts"] == 6  # of the collectives 1, 3, 6, 11, 20, 37
+    assert done.stats["placed_timeouts"] == 6  # at collectives 1, 3, 6, 11, 20 and 37
     assert not done.stats["placed_behind"]
 
 
 def test_compute_does_not_wait_behind_a_backlog_of_collectives(program):
-    """The first is waited for, in vain; the others would take as long as all before them."""
+    """Compute waits for the first, in vain; each other one would take as long as all before it."""
     done = program(
         timed("""
 launch(copy_in, stream=0x20)
@@ -200,7 +200,7 @@ launch(gemm, grid=132, stream=0x10)
 
 
 def test_a_helper_whose_write_was_refused_does_not_hold_up_later_collectives(program):
-    """Its wait is in the queue already: for a collective that may be behind a copy of 50 ms."""
+    """Its wait is already queued, for a collective that may be behind a copy of 50 ms."""
     done = program(
         timed("""
 launch(copy_in, stream=0x20)
@@ -393,7 +393,7 @@ def test_many_threads_each_with_a_stream_of_collectives(program):
 
 
 def test_a_trace_has_the_programs_kernels_and_the_collectives_true_starts(program):
-    """The tracer uses the event that is on the launch already."""
+    """The tracer uses the event that the launch already carries."""
     done = program(
         f"""
 from tracer_driver import *

@@ -16,12 +16,12 @@ from weft.gpu.priority import SPIN_PTX
 
 THREADS = 544
 PACED = {80: ("sum_bf16", "sum_f16"), 90: tuple(ELEMENT_BYTES), 100: ("sum_bf16", "copy8")}
-"""Operations by compute capability: those with instructions that not all GPUs have, and all of them once."""
+"""Operations to assemble, by compute capability: those with instructions of some GPUs only; all for 9.0."""
 IN_C = {"cuda_headstart.c": "WAIT_PTX", "tracer_stamp.c": "stamp_ptx()"}
 
 
 def assemblers() -> list[str]:
-    """Triton has one for GPUs before Blackwell, and one for newer ones."""
+    """The ptxas binaries of Triton: one for GPUs before Blackwell, one for newer ones."""
     triton = importlib.util.find_spec("triton")
     folders = [Path(triton.origin).parent / "backends/nvidia/bin"] if triton and triton.origin else []
     found = [str(path) for folder in folders for path in sorted(folder.glob("ptxas*"))]
@@ -29,7 +29,7 @@ def assemblers() -> list[str]:
 
 
 def assemble(text: str, architecture: str, folder: Path) -> str:
-    """What the assembler says about the kernels; skips where none knows the architecture."""
+    """The assembler's report on the kernels; skips if no assembler knows the architecture."""
     source = folder / f"{architecture}.ptx"
     source.write_text(text, encoding="ascii")
     for program in assemblers():
@@ -57,7 +57,7 @@ def test_paced_kernels_assemble_with_the_registers_of_nccls(capability, tmp_path
 
 @pytest.fixture(scope="module")
 def texts_in_c(tmp_path_factory) -> list[str]:
-    """The PTX that C files of the shim embed or build. The rest of them is not run, and not linked."""
+    """The PTX that C files of the shim embed or build; nothing else of those files is run or linked."""
     folder, found = tmp_path_factory.mktemp("texts"), []
     alone = (
         "-Wno-unused-function",

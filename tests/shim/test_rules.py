@@ -91,7 +91,7 @@ def test_before_that_the_tuner_plugin_answers(nccl_program, ncclver, version, tu
 
 
 def test_a_simulated_group_leaves_the_chunks_of_other_calls_unchanged(nccl_program, ncclver):
-    """On its own thread it is not remembered; other threads plan as ever while it lasts."""
+    """Its own thread does not remember it; other threads plan as usual while it lasts."""
     source = """
         nccl = Nccl()
         comm = nccl.init(size=4)
@@ -115,7 +115,7 @@ def test_a_simulated_group_leaves_the_chunks_of_other_calls_unchanged(nccl_progr
 
 
 def test_bytes_are_counted_as_the_plugin_counts_them(nccl_program, ncclver):
-    """An all-gather of 1024 bytes by each of 4 ranks is one of 4096; a broadcast of them is one of 1024."""
+    """An all-gather of 1024 bytes from each of 4 ranks counts as 4096; a broadcast of 1024 counts as 1024."""
     at_4096 = CommRule(min_bytes=4096, max_bytes=4096, ctas=3)
     source = """
         nccl = Nccl()
@@ -268,7 +268,7 @@ def test_fewer_ctas_need_no_sibling_and_more_do(nccl_program, ncclver, version):
 
 
 def test_a_small_collective_keeps_nccls_own_few_channels_under_a_limit(nccl_program, ncclver):
-    """A plugin's number is taken as it is, also above NCCL's own choice: the limit only lowers."""
+    """NCCL takes a plugin's number even above its own choice, so the limit must only lower it."""
     source = """
         nccl = Nccl()
         comm = nccl.init(size=4)
@@ -296,7 +296,7 @@ def test_a_refused_configuration_leads_to_the_plain_call_once(nccl_program, nccl
     stats = {}
     names, path = nccl_program(source, policy=RULES, folder=ncclver(23200), statistics=stats)
     assert names == ["ncclAllReduce"] * 3
-    assert stats["config_refused"] == 1  # and no other is tried
+    assert stats["config_refused"] == 1  # and no second configuration is tried
     assert path == "tuner"
 
 
@@ -316,11 +316,11 @@ def test_an_error_that_is_the_programs_own_is_reported_and_changes_nothing(nccl_
     assert names[-1] == "ncclAllReduceConfig"
     assert (
         names.count("ncclAllReduce") == 1
-    )  # an internal error is not tried again: it may have been enqueued
+    )  # no retry after an internal error: the call may have been enqueued
 
 
 def test_an_nccl_newer_than_known_is_left_to_itself(nccl_program, ncclver):
-    """One that only asks a v7 plugin and takes no configuration of our size."""
+    """It asks only a v7 plugin, and refuses a configuration of our size."""
     source = """
         nccl = Nccl()
         comm = nccl.init(size=4)
@@ -374,7 +374,7 @@ def test_a_revoked_communicator_is_refused_with_and_without_siblings(nccl_progra
     "call", ["ncclCommRevoke(comm, 0)", "ncclCommShrink(*shrinking, 1)", "ncclCommAbort(comm)"]
 )
 def test_ending_work_on_a_communicator_ends_what_hangs_on_its_siblings(nccl_program, ncclver, call):
-    """A collective hangs on each of them, and a wait for the GPU must not begin before all are aborted."""
+    """A collective hangs on each sibling; no wait for the GPU may begin before all are aborted."""
     source = f"""
         nccl = Nccl()
         comm, made = nccl.init(settings=config(12)), c_void_p()
@@ -551,7 +551,7 @@ def user_tuner(tmp_path_factory):
     [(2, 22400, CHUNK), (3, 22400, CHUNK), (4, 23000, CHUNK), (5, 22800, CHUNK), (6, 23000, 4096)],
 )
 def test_the_users_plugin_answers_where_no_rule_does(nccl_program, ncclver, user_tuner, version, nccl, chunk):
-    """Found as libnccl-tuner.so, where nothing else is named."""
+    """Found as libnccl-tuner.so where nothing else names a plugin."""
     stats, folder = {}, user_tuner(version)
     path = {"LD_LIBRARY_PATH": f"{ncclver(nccl)}:{folder}"}
     plans = nccl_program(ASKED, env=path, folder=ncclver(nccl), policy=REDUCE_ONLY, statistics=stats)
@@ -576,10 +576,10 @@ def test_the_users_plugin_is_found_where_nccl_would_find_it(nccl_program, ncclve
     env = {"LD_LIBRARY_PATH": f"{ncclver(23000)}:{folder}"}
     if given in value:
         env["NCCL_TUNER_PLUGIN"] = value[given]
-    if given == "file":  # as /etc/nccl.conf
+    if given == "file":  # like /etc/nccl.conf
         env["NCCL_CONF_FILE"] = str(folder / "conf")
         (folder / "conf").write_text(f"# NCCL_TUNER_PLUGIN=other\nNCCL_TUNER_PLUGIN={folder / 'mine.so'}\n")
-    loaded = 'ctypes.CDLL("libnccl-net.so")' if given == "net plugin" else ""  # as NCCL does before
+    loaded = 'ctypes.CDLL("libnccl-net.so")' if given == "net plugin" else ""  # NCCL loads it first
     loaded = 'ctypes.CDLL("mine.so", ctypes.RTLD_GLOBAL)' if given == "static" else loaded
     plans = nccl_program("\n    " + loaded + ASKED, env=env, folder=ncclver(23000), policy=REDUCE_ONLY)
     assert plans[0] == ([RING, SIMPLE, 32, CHUNK] if given == "none" else [TREE, LL, 5, 4096])
@@ -692,7 +692,7 @@ def test_live_tuning_has_the_plugin_and_keeps_what_the_user_had():
     with Job(tune=True) as job:
         asked = job.environment({"NCCL_TUNER_PLUGIN": "mine"})
         assert (asked["NCCL_TUNER_PLUGIN"], asked["WEFT_NCCL_TUNER_PLUGIN"]) == ("STATIC_PLUGIN", "mine")
-        again = job.environment(asked)  # one weft inside another
+        again = job.environment(asked)  # one `weft run` inside another
         assert (again["NCCL_TUNER_PLUGIN"], again["WEFT_NCCL_TUNER_PLUGIN"]) == ("STATIC_PLUGIN", "mine")
         own = job.environment(job.environment({"NCCL_TUNER_PLUGIN": "STATIC_PLUGIN"}))
         assert own["WEFT_NCCL_TUNER_PLUGIN"] == "STATIC_PLUGIN"

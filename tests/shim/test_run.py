@@ -25,7 +25,7 @@ def weft(*arguments: str, env: dict[str, str] | None = None, **kwargs) -> subpro
 
 @pytest.fixture
 def temporary(tmp_path) -> Path:
-    """Where this job's temporary files go; nothing may stay there."""
+    """The folder for the job's temporary files; nothing may remain in it."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     return folder
@@ -67,7 +67,7 @@ def test_signals_reach_the_program_and_its_answer_stands(environment, temporary,
 
 def test_a_program_does_not_outlive_weft(environment, tmp_path):
     script = (
-        f"echo $$ > {tmp_path}/pid; exec sleep 60"  # weft, killed, cannot clear up: its files go to tmp_path
+        f"echo $$ > {tmp_path}/pid; exec sleep 60"  # a killed weft cannot clean up: its files go to tmp_path
     )
     with subprocess.Popen(
         [sys.executable, "-m", "weft", "run", "--", "sh", "-c", script],
@@ -85,7 +85,7 @@ def test_a_program_does_not_outlive_weft(environment, tmp_path):
             state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
         except (ProcessLookupError, FileNotFoundError):
             return
-        if state == "Z":  # dead, not yet collected by whoever adopted it
+        if state == "Z":  # dead, not yet reaped by the process that adopted it
             return
         time.sleep(0.05)
     pytest.fail("the program still runs")

@@ -1,6 +1,6 @@
 """Shell-level cases, each run directly and under `weft run`: exit code, output and what is left behind must be equal.
 
-`@` in a script stands for nothing, or for `weft run --quiet --`.
+`@` in a script is replaced by nothing, or by `weft run --quiet --`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ CASES = {
     "umask and folder": "umask 027; cd /; @ sh -c 'umask; pwd'",
     "the end of a pipe is seen at once": "@ sh -c 'exec >&-; until test -e early; do sleep 0.02; done' | { cat; touch early; }; rm early",
     "a writer sees its reader gone": "{ sleep 0.3; yes; } | @ sh -c 'exec <&-; sleep 0.6'",
-    # SIGALRM is how the time of `timeout` ends: here once the program runs and `timeout` waits for it.
+    # SIGALRM ends the time of `timeout`; it is sent once the program runs and `timeout` waits for it.
     "timeout": "timeout -s TERM 100 @ sh -c 'touch up; exec sleep 100' & until test -e up && grep -q State:.S /proc/$!/status; do sleep 0.02; done; kill -ALRM $!; wait $!; code=$?; rm up; exit $code",
     "timeout with a trap": "timeout 100 @ sh -c 'trap \"echo got; exit 4\" TERM; touch up; for i in $(seq 600); do sleep 0.1; done' & until test -e up && grep -q State:.S /proc/$!/status; do sleep 0.02; done; kill -ALRM $!; wait $!; code=$?; rm up; exit $code",
     "a group's signal comes once": 'setsid -w sh -c \'@ sh -c "trap \\"echo got\\" USR1; echo ready; touch up; until test -e sent; do :; done; sleep 0.5" & trap "" USR1; until test -e up; do sleep 0.02; done; kill -USR1 0; touch sent; wait; rm up sent\'',
@@ -117,7 +117,7 @@ def test_a_shell_sees_no_difference(folder, name):
     ids=["full", "read-only"],
 )
 def test_a_full_or_read_only_tmpdir_costs_the_counters_only(folder, spoil):
-    # The checkout may itself lie in one of these places: it is bound back before they fill up.
+    # The checkout may itself be in one of these places: bind it back before they fill up.
     script = f"""
         mount --bind {ROOT} /mnt || exit 99
         for place in /tmp /var/tmp /dev/shm; do mount -t tmpfs -o size=64k tmpfs $place || exit 99; done
@@ -142,7 +142,7 @@ def test_a_full_or_read_only_tmpdir_costs_the_counters_only(folder, spoil):
 
 
 def test_a_signal_that_a_write_of_weft_causes_is_not_passed_on():
-    """Such as a line for a terminal that is gone, written while signals are held for the program."""
+    """For example writing to a terminal that is gone while weft holds signals for the program."""
     source = """
 import os
 from weft.shim import launch
@@ -220,7 +220,7 @@ def test_a_program_of_another_libc_runs(folder):
 # --- signals to weft itself, one by one -----------------------------------------------------------------------
 
 CATCHABLE = sorted(set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP})
-# Real-time signals that weft treats alike. CI keeps the first, and the last, which weft also uses itself.
+# weft treats all real-time signals alike. CI keeps the first, and the last, which weft also uses itself.
 ALIKE = range(signal.SIGRTMIN + 1, signal.SIGRTMAX)
 ANSWER = """
 import os, signal, sys, time
@@ -277,7 +277,7 @@ os._exit(0 if got >= 20 else 1)
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGPROF, signal.SIGIO, signal.SIGTERM])
 def test_a_signal_after_the_program_has_ended_does_not_change_its_exit_code(folder, number):
-    """The report waits for a reader of its pipe, so the signal comes between the end of the program and weft's."""
+    """The report waits for a reader of its pipe, so the signal comes between the program's end and weft's."""
     os.mkfifo(folder / "stats")
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder / "tmp")}
     begin, _, rest = WEFT.partition(" run ")
@@ -287,7 +287,7 @@ def test_a_signal_after_the_program_has_ended_does_not_change_its_exit_code(fold
         command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as running:
         assert running.stdout is not None
-        assert running.stdout.read() == "over\n"  # weft has let go of its own copy: the program has ended
+        assert running.stdout.read() == "over\n"  # end of file: weft closed its copy, too
         time.sleep(0.3)
         running.send_signal(number)
         time.sleep(0.3)
@@ -326,7 +326,7 @@ def test_a_groups_signal_is_told_from_one_to_weft_however_late_the_witness_runs(
 
 
 def test_a_signal_during_the_start_reaches_the_program_and_nothing_stays_behind(folder):
-    """It comes while the loader is checked, when the job's folder is there and the program is not."""
+    """It arrives while weft checks the loader: the job's folder exists, the program does not."""
     (folder / "true").write_text("#!/bin/sh\ntouch checked; until test -e sent; do sleep 0.02; done\n")
     (folder / "true").chmod(0o755)
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder / "tmp")}
@@ -353,7 +353,7 @@ def send(running: subprocess.Popen, number: int) -> None:
 
 
 def at_a_terminal(command: list[str], keys: list[tuple[str, bytes]], folder: Path) -> tuple[int, bytes]:
-    """Run a command on a terminal of its own; each key is typed once its text was seen."""
+    """Run a command on its own terminal; type each key once its text has appeared."""
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder / "tmp"), "PS1": "$ "}
     pid, terminal = pty.fork()
     if pid == 0:

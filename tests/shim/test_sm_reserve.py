@@ -154,7 +154,7 @@ def test_more_sms_than_there_are_cannot_be_kept_free(reserved):
 
 
 def test_gemms_that_weft_cannot_reach_are_said_to_be_unchanged(reserved):
-    """Found by dlsym, as CuPy and JAX do."""
+    """cuBLAS found by dlsym, as in CuPy and JAX."""
     done = reserved("""
 h = c_void_p()
 blas.cublasCreate_v2(ctypes.byref(h)); blas.cublasSetStream_v2(h, c_void_p(0x10))

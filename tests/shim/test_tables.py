@@ -12,7 +12,7 @@ OVERLAP = Policy(residency=2, when="overlap")
 
 
 def test_past_the_last_row_controls_still_hold(program):
-    """One kernel with ever other shared memory, as variable lengths give; then kernels that were never seen."""
+    """One kernel with ever new shared-memory sizes, as from variable lengths; then unseen kernels."""
     done = program(
         f"""
         library().fake_logging(0)
@@ -60,7 +60,7 @@ def test_many_policies_are_each_applied_and_leave_no_memory_behind(program):
 
 
 def test_a_policy_that_is_half_written_is_waited_for_and_not_asked_for_again(program):
-    """As a writer that was interrupted leaves it; the launch after the next write has the new policy."""
+    """An interrupted writer leaves it like this; the launch after the next write has the new policy."""
     done = program(
         """
         import mmap
@@ -100,13 +100,13 @@ CONTROL = """
     ("spoil", "repair", "first"),
     [
         ("control.sequence |= 1", "control.sequence += 1", 0),
-        ("control.checksum += 1", "control.checksum -= 1", 256),  # asked for again now and then
+        ("control.checksum += 1", "control.checksum -= 1", 256),  # read again now and then
     ],
 )
 def test_a_program_that_starts_while_a_policy_is_written_has_none_until_it_is_whole(
     program, spoil, repair, first
 ):
-    """Which kernels communicate is not known either."""
+    """Nor does the shim know which kernels communicate."""
     done = program(
         f"""
         {CONTROL}

@@ -1,4 +1,4 @@
-"""Many threads, a policy that changes under them, and the tools that see what a test cannot."""
+"""Many threads while the policy changes, also under sanitizers, which see what a test cannot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLICIES = (
 
 @pytest.fixture(scope="session")
 def hammer(fake_driver, tmp_path_factory):
-    """A program that is linked to the driver."""
+    """tests/shim/hammer.c, linked to the fake driver."""
     program = tmp_path_factory.mktemp("hammer") / "hammer"
     return compile_c(program, str(HERE / "hammer.c"), f"-L{fake_driver}", "-lcuda", "-lpthread")
 
@@ -36,7 +36,7 @@ def test_eight_threads_under_a_policy_that_keeps_changing(hammer, environment):
     policies = itertools.cycle(POLICIES)
     with Job(POLICIES[0]) as job:
         while hammers == 0 or (job.collect()["policy_changes"] < 3 and hammers < 20):
-            hammers += 1  # one that ends before this process gets its turn sees no change
+            hammers += 1  # a hammer that ends before this process runs again sees no change
             command = [hammer, str(threads), str(launches)]
             with subprocess.Popen(command, env=job.environment(environment)) as running:
                 while running.poll() is None:
@@ -104,7 +104,7 @@ def test_sanitizers_find_nothing(sanitized, fake_driver, environment, tmp_path, 
 
 
 def test_dlsym_still_sees_its_true_caller(environment, tmp_path):
-    """A library after the shim that asks for the next `malloc` must not be answered with its own."""
+    """A library loaded after the shim asks for the next `malloc`; it must not get its own."""
     source = tmp_path / "wrap.c"
     source.write_text("""
         #define _GNU_SOURCE
@@ -134,7 +134,7 @@ def test_dlsym_still_sees_its_true_caller(environment, tmp_path):
 
 
 def test_a_program_without_a_driver_is_not_disturbed(tmp_path):
-    """No file is made, and a look for the driver's functions finds none."""
+    """No file is created, and a lookup of the driver's functions finds none."""
     source = tmp_path / "look.c"
     source.write_text("""
         #define _GNU_SOURCE

@@ -1,4 +1,4 @@
-"""`weft top` on jobs of a fake driver and a fake NCCL: true figures, changes from outside, and refusals."""
+"""`weft top` on jobs with a fake driver and a fake NCCL: correct figures, changes from outside, refusals."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def start(tmp_path, environment, fake_nccl):  # noqa: F811
 
 
 def watched(job: Running, enough: Callable[[dict], object]) -> tuple[dict, dict, dict]:
-    """Of the lines of `weft top JOB --json`: the first, the first that is enough, and the one at the job's end."""
+    """Three lines of `weft top JOB --json`: the first, the first for which `enough` is true, and the last."""
     with subprocess.Popen(
         [sys.executable, "-m", "weft", "top", job.name, "--json"],
         env=job.env,
@@ -125,7 +125,7 @@ def watched(job: Running, enough: Callable[[dict], object]) -> tuple[dict, dict,
 
 
 def checked_line(text: str) -> dict:
-    """The only job of a line of `weft top --json`, which is as its schema says."""
+    """The only job in a line of `weft top --json`, once the line is valid by its schema."""
     document = json.loads(text)
     Draft202012Validator(json_schema("top")).validate(document)
     return document["jobs"][0]
@@ -171,7 +171,7 @@ def test_steps_and_bytes_come_from_the_calls_of_nccl(start, counts):
     _, _, last = watched(job, lambda line: line["comm_bytes_per_s"])
     begun = json.loads((job.folder / "steps.json").read_text())
     assert last["totals"]["comm_bytes"] == job.stats["comm_bytes"] == 4 * sum(counts) * len(begun)
-    # The last steps may not be known yet as steps: of the 64 whose median is shown, at least 56 are these.
+    # The last steps may not be recognized yet: of the 64 whose median is shown, at least 56 are these.
     own = sorted(after - before for before, after in pairwise(begun[-65:]))
     assert 0.8 * own[32 - 9] <= last["step_ms"] <= 1.25 * own[32 + 8]
     assert last["ranks"][0]["step_p10_ms"] <= last["step_ms"] <= last["ranks"][0]["step_p90_ms"]
@@ -422,7 +422,7 @@ MANY = """
 
 
 def additions(_: int) -> float:
-    """CPU time of a loop in Python, which tells how fast this machine is."""
+    """CPU time of a Python loop, as a measure of this machine's speed."""
     before, total = time.process_time(), 0
     for number in range(100_000):
         total += number
@@ -500,7 +500,7 @@ def test_a_torn_or_foreign_file_is_no_process(tmp_path, monkeypatch):
         for name, data in (("1.0", b""), ("2.0", b"weftprc"), ("calls.3.0", b""), ("steps.4", b"x" * 9)):
             (job.folder / name).write_bytes(data)
         for name in ("5.0", "calls.6.0", "steps.7", "trace.8.0"):
-            os.mkfifo(job.folder / name)  # opening one waits for a writer
+            os.mkfifo(job.folder / name)  # opening a FIFO waits for a writer
         (job.folder / "9.0").mkdir()
         for name in ("calls.x", "calls.", "tuning.x.json", "tuning.", "steps.²"):
             (job.folder / name).write_text("?")

@@ -150,7 +150,7 @@ def test_the_last_figures_stay_on_the_screen_when_the_job_dies(start, terminal):
 
 def test_all_jobs_are_watched_until_the_user_leaves(start, terminal):  # noqa: F811
     job = start()
-    top = terminal(job, size=(100, 300))  # there may be jobs of other tests
+    top = terminal(job, size=(100, 300))  # jobs of other tests may be running
     top.shows(job.name)
     job.stop()
     top.shows("ended")
@@ -179,7 +179,7 @@ def test_ctrl_z_gives_the_terminal_back_and_a_continued_top_draws_again(start, t
     top.press(b"\x1a")
     stat = Path(f"/proc/{top.process.pid}/stat")
     until(lambda: top.read() or stat.read_text().rpartition(")")[2].split()[0] == "T")
-    top.read()  # what came between the last look at the screen and the stop
+    top.read()  # output between the last read and the stop
     assert termios.tcgetattr(top.slave) == top.before
     assert top.raw.decode().rstrip().endswith("\x1b[?1049l")
     top.raw = b""

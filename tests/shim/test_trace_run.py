@@ -1,4 +1,4 @@
-"""`weft run --trace`: a trace of each process, which `weft analyze` reads as the GPU ran it."""
+"""`weft run --trace`: each process writes a trace; `weft analyze` of it matches what the GPU ran."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_the_steps_of_torch_are_found(trace_run):
 
 
 def independent(trace):
-    """Compute, communication and overlap by a sweep over all edges, in ns."""
+    """Compute, communication and overlap in ns, computed independently by a sweep over all edges."""
     edges = []
     for event in trace["traceEvents"]:
         if event["cat"] == "kernel":
@@ -250,7 +250,7 @@ def test_collectives_carry_their_sizes_and_communicators(trace_run, environment,
     )
     trace = traces["weft.rank2.json"]
     kernels = [e["args"] for e in trace["traceEvents"] if e["cat"] == "kernel"]
-    # The trace may begin between a call of NCCL and its kernel: of that call nothing is known.
+    # The trace may begin between an NCCL call and its kernel: nothing is known about that call.
     found = list(dropwhile(lambda args: "Collective name" not in args, kernels))
     names = (
         "Collective name",

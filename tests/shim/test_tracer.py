@@ -17,7 +17,7 @@ CLOSE_NS = 6_000  # launch latency of an idle stream
 
 @pytest.fixture
 def traced(program):
-    """Runs a traced program and returns what it told."""
+    """Runs a traced program; returns the results that it printed."""
 
     def run(source, **options):
         return program("from tracer_driver import *\n" + source, **options).results
@@ -26,7 +26,7 @@ def traced(program):
 
 
 def compare(result, close_ns=CLOSE_NS):
-    """Every span against the truth: ends exact, starts within the latency of a launch."""
+    """Compare every span with the truth: ends exact, starts within the latency of a launch."""
     spans, truth = result["spans"], result["truth"]
     assert [s[:2] for s in spans] == [list(t[:2]) for t in truth]
     base = truth[0][3] - spans[0][3]
@@ -105,7 +105,7 @@ tell(tracer.stop(), launched=[r["attributes"] for r in launched()])
 
 
 def test_a_stamp_is_as_large_as_a_cta_of_its_collective(traced):
-    """And of the priority that the collective has, so that it cannot be placed where the collective was not."""
+    """It also has the collective's priority, so it cannot be placed where the collective was not."""
     result = traced(f"""
 comm, small = kernel("{NCCL}", registers=96, static_shared=2048), kernel("{NCCL}_small")
 cost("{NCCL}", 300, sms=8)
@@ -207,7 +207,7 @@ tell(tracer.stop())
         [end - ends[0] for end in ends], abs=20
     )
     result = traced(source.format(learn=""))
-    assert result["broken"] == 1  # the first of its kind, which nobody could know
+    assert result["broken"] == 1  # the first of its kind, which could not be foreseen
     assert result["counters"]["pdl_splits"] == 1
 
 
@@ -441,7 +441,7 @@ tell(recording, off=off, shown=shown, again=[run(), left(), tracer.stop() is Non
      refused=refused, grown=grown // MIB)
 """)
     assert result["refused"] > 8
-    assert result["grown"] <= 1  # nothing stays of a trace that could not begin
+    assert result["grown"] <= 1  # a trace that could not begin leaves nothing behind
     assert result["off"] == 0
     assert result["shown"] == [[True, 100, 0, [0, 0]]] * 3
     assert result["again"] == [0, [0, 0], True]
@@ -542,7 +542,7 @@ def test_sanitizers_find_nothing_in_the_tracer(hammered, sanitized, fake_driver,
 
 
 def test_kernels_shorter_than_their_launch(traced):
-    """Their end events fire when they are submitted: a few launches that are held back tell the durations."""
+    """Their end events fire on submission; a few launches that are held back reveal the durations."""
     result = traced("""
 tiny, small = kernel("tiny"), kernel("small")
 cost("tiny", 0.4)
@@ -567,7 +567,7 @@ tell(tracer.stop())
 
 @pytest.mark.parametrize("gap_us", [0, 2.4])
 def test_what_events_cost_is_subtracted(traced, gap_us):
-    """A kernel starts some time after the event in front of it: measured at the start of a trace."""
+    """A kernel starts some time after the event before it; this gap is measured at the start of a trace."""
     result = traced(f"""
 library().fake_event_gap(ctypes.c_int64(int({gap_us} * 1000)))
 one, two = kernel("one"), kernel("two")
@@ -590,7 +590,7 @@ tell(recording, calibrated=list(recording.header.calibrated_ns))
 
 
 def exposed_and_overlapped(rows):
-    """Of rows (name, stream, start, end, …), in ns."""
+    """Exposed and overlapped time in ns of rows (name, stream, start, end, …)."""
     comm = union_spans((row[2], row[3]) for row in rows if row[0] == NCCL)
     compute = union_spans((row[2], row[3]) for row in rows if row[0] != NCCL)
     both = common(comm, compute)
@@ -599,9 +599,9 @@ def exposed_and_overlapped(rows):
 
 @pytest.mark.parametrize(("usual_us", "during_comm_us"), [(2.6, 5.2), (0, 4)])
 def test_exposed_time_where_events_cost_more_than_on_an_idle_gpu(traced, usual_us, during_comm_us):
-    """While the host submits, and while collectives load the memory: measured in place, with empty kernels.
+    """Events cost more while the host submits and while collectives load memory; empty kernels measure it.
 
-    The spans are those of the traced steps; the profile says what is exposed without the tracer.
+    The spans describe the traced steps; the profile says what is exposed without the tracer.
     """
     result = traced(f"""
 library().fake_event_gap(ctypes.c_int64(2400))
@@ -637,7 +637,7 @@ tell(recording, launched=len(launched()), untraced=untraced, profile=[profile.co
     assert true[0] > 0.05 * sum(true)
     assert found == pytest.approx(true, rel=0.03)
     exposed, overlapped = exposed_and_overlapped(untraced)
-    assert true[0] > 1.2 * exposed  # what the tracer itself does to the steps
+    assert true[0] > 1.2 * exposed  # the tracer's own effect on the steps
     comm_ms, exposed_ms = result["profile"]
     assert 1e6 * exposed_ms == pytest.approx(exposed, abs=0.03 * (exposed + overlapped))
     assert 1e6 * comm_ms == pytest.approx(exposed + overlapped, rel=0.03)

@@ -20,7 +20,7 @@ def end(stream):
 
 
 def test_a_capture_is_not_disturbed(program):
-    """One in the global mode is lost where any thread asks for the state of an event or a stream."""
+    """A capture in global mode is lost if any thread queries an event or a stream."""
     done = program(
         OPEN
         + """

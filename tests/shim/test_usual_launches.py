@@ -1,4 +1,4 @@
-"""A program repeats its launches: what is disturbed while they take the shim's shortest way."""
+"""Repeated launches take the shim's shortest path: what may disturb them there."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_repeated_handle_with_another_shape_is_counted_in_another_row(program)
 
 
 def test_a_repeated_collective_is_not_only_counted(program):
-    """What its latest launch asked for is noted as well."""
+    """The shim also notes what the latest launch asked for."""
     done = program(
         STEP
         + """

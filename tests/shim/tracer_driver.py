@@ -44,7 +44,7 @@ def sync():
 
 
 def host(us):
-    """The host does something else for a while."""
+    """Advance the host's clock by this many microseconds."""
     library().fake_host(c_int64(int(us * 1000)))
 
 
@@ -54,7 +54,7 @@ def one_clock():
 
 
 def launched():
-    """Kernels of the program that reached the driver."""
+    """The program's kernels that reached the driver."""
     return [r for r in records() if not r["name"].startswith("weft_")]  # the tracer's own
 
 

@@ -1,4 +1,4 @@
-/* Launches, copies and waits from many threads while traces begin, end and are read under them.
+/* Launches, copies and waits from many threads while traces begin, end and are read.
  *
  *   tracer_hammer THREADS TRACES      exits with 0 if all launches succeeded and nothing was left in the driver */
 #define _GNU_SOURCE

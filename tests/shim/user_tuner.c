@@ -1,4 +1,4 @@
-/* A tuner plugin as a user may have one, of the version VERSION: tree with LL and 5 channels for everything;
+/* A user's tuner plugin, of version VERSION: tree with LL and 5 channels for everything;
  * USER_TUNER_FAILS names the function that fails. */
 #include <stddef.h>
 #include <stdint.h>

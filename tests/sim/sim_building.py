@@ -18,13 +18,13 @@ MACHINE = SimMachine(
     latency_s=1e-6,
     cache_bytes_per_s=1e12,
     memory_bytes_per_s=1e12,
-    sharpness=1e4,  # a corner, so that times can be worked out by hand
+    sharpness=1e4,  # a sharp corner, so that times can be worked out by hand
 )
 SMALL = Footprint(warps=4, registers=8192, shared_bytes=20_000)
 
 
 def kernel(blocks: int = 10, work: float = 1e6, **changes: object) -> Launch:
-    """A launch whose blocks take 10 µs alone and 20 µs with two on an SM."""
+    """A launch whose blocks take 10 µs alone on an SM and 20 µs when two share it."""
     speed = Speed(sm_rate=1e11, block_rate=1e11)
     return replace(Launch(name="k", runs=((blocks, work),), footprint=SMALL, speed=speed), **changes)
 

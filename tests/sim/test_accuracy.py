@@ -1,4 +1,4 @@
-"""The simulator against measurements: a few committed cases, so that a change of the model is noticed."""
+"""The simulator against a few committed measurements, so that a change of the model is noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration without a GPU: another simulated GPU takes the place of the real one."""
+"""Calibration without a GPU: another simulated GPU stands in for the real one."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_the_simulation_is_deterministic(seed):
 
 @pytest.mark.parametrize("residents", [1, 2, 4])
 def test_work_is_conserved(residents):
-    # However many share an SM, it works at its rate: 40 blocks of 1 MB at 4 x 100 GB/s.
+    # However many blocks share an SM, it works at its own rate: 40 blocks of 1 MB at 4 x 100 GB/s.
     foot = Footprint(warps=16 // residents, registers=0, shared_bytes=0)
     outcome = simulate_launches(MACHINE, [kernel(40, footprint=foot)])
     assert outcome.total_s == pytest.approx(40 * 1e6 / 4e11)

@@ -165,7 +165,7 @@ def test_a_profile_file_reads_back_as_written(tmp_path):
 
 
 def test_the_exact_head_start_helps_where_the_collective_is_longer_than_the_gemm():
-    """The timed one ends before the collective's stream is ready, so the GEMM takes the SMs first."""
+    """The timed head start ends before the collective's stream is ready, so the GEMM takes the SMs first."""
     work = Workload(compute=Compute(kind="gemm", shape=(8192, 8192, 8192)), ranks=2, iterations=6)
     gpu = SimExecutor("h200-ghost")
     for size, sooner in ((150 << 20, False), (300 << 20, True)):

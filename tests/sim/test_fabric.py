@@ -31,7 +31,7 @@ def test_a_switch_gives_one_copy_the_full_rate_and_several_equal_shares():
     switch = fabric("nvswitch", 8, "h100")
     assert switch.peer_rate(3, 0) == pytest.approx(360e9)
     assert switch.rates(all_to(0, 8)) == pytest.approx([360e9 / 7] * 7)
-    # Any pattern: a permutation runs at full speed.
+    # Any permutation runs at full speed.
     assert switch.rates([(i, (i + 3) % 8) for i in range(8)]) == pytest.approx([360e9] * 8)
 
 
@@ -40,7 +40,7 @@ def test_a_copy_around_a_ring_uses_every_link_of_its_route():
     assert len(ring.route(0, 1)) == 1
     assert len(ring.route(0, 3)) == len(ring.route(3, 0)) == 3
     assert not set(ring.route(0, 3)) & set(ring.route(3, 0))
-    # All ranks copy from the third next: every link carries three copies.
+    # Every rank copies from the rank three ahead: every link carries three copies.
     rates = ring.rates([((i + 3) % 8, i) for i in range(8)])
     assert rates == pytest.approx([ring.peer_rate(1, 0) / 3] * 8)
 

@@ -1,4 +1,4 @@
-"""`weft reproduce`: the published figures next to ours, and that tune and bench say the same."""
+"""`weft reproduce` shows the published figures next to ours; tune and bench agree with it."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def few():
 
 @pytest.fixture(scope="module")
 def found():
-    """The reproduction of a few grids, once."""
+    """The reproduction of a few grids, computed once."""
     with small_tables():
         return resource_aware.reproduce_overlap(no_progress)
 
 
 @pytest.fixture
 def cheap(found, monkeypatch):
-    """`weft reproduce 2606.09200` returns it."""
+    """Makes `weft reproduce 2606.09200` return `found`."""
     monkeypatch.setattr(resource_aware, "reproduce_overlap", lambda *_, **__: found)
 
 
@@ -132,7 +132,7 @@ def test_the_ratio_that_large_grids_approach(gpu):
 
 
 def test_priority_loses_somewhere_on_an_mi250x():
-    """Collectives that come first share compute units with the GEMM of another queue, which ends later."""
+    """Prioritized collectives share compute units with a GEMM from another queue, which then ends later."""
     run = SimExecutor("mi250x" + PAPER_NODE)
     workload = paper_workload("cb-ar", "mi250x", (16, 16))
     plain = run.measure(workload, Policy()).ms
@@ -154,7 +154,7 @@ def test_a_gpu_left_out_does_not_choose_its_own_figures(few, monkeypatch):
 
     monkeypatch.setattr(time_ratio, "curve_mae", mae)
     found = leave_one_out(no_progress)
-    assert found["a40"] == (0.9, SharedFigures())  # the others prefer 2 loads
+    assert found["a40"] == (0.9, SharedFigures())  # the other GPUs prefer 2 loads
     assert found["a100"][1].tile_loads == 3  # now the A40 decides
 
 
@@ -318,7 +318,7 @@ def test_a_rule_of_the_published_form_can_be_anything_between_none_and_all_right
     assert (found["traffic"].right_pct, found["traffic"].lost_pct) == (50.0, 6.0)
     assert (found["decomposition"].right_pct, found["decomposition"].lost_pct) == (50.0, 4.0)
     form = every_rule(cases)
-    assert (form.least_pct, form.most_pct) == (0.0, 50.0)  # equal cases cannot be told apart
+    assert (form.least_pct, form.most_pct) == (0.0, 50.0)  # equal cases are indistinguishable
     assert compute_bound(cases) == 2
 
 
@@ -335,7 +335,7 @@ def test_what_is_launched_first_gets_the_compute_units():
 
 
 class FakeGpu:
-    """A GPU that is slower than the simulated one and fails at one grid; it counts its own seconds."""
+    """A GPU that is slower than the simulated one, fails at one grid, and adds up its own seconds."""
 
     device, simulated = "cuda", False
 
@@ -363,7 +363,7 @@ def test_a_gpu_measures_what_its_budget_covers_and_names_the_rest():
     assert not found.simulated
     first = [call[1:] for call in gpu.calls if call[0] == (128, 128)]
     assert len(first) == RUNS * 4
-    assert first[:4] == first[4:8]  # candidates in turn
+    assert first[:4] == first[4:8]  # candidates take turns
     assert any("32x32 cannot run" in text for text in found.findings)
     assert any("beyond --budget" in text for text in found.findings)
     assert len(measured) + len(found.findings) == len(SIDES) + 1

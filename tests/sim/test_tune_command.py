@@ -88,7 +88,7 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(weft, words, said):
 
 
 class Fixed:
-    """An executor with given times."""
+    """An executor that returns given times."""
 
     device, simulated = "fixed", False
 
@@ -148,7 +148,7 @@ def test_candidates_start_with_the_baselines_and_are_distinct():
     assert found[:2] == [SEQUENTIAL, PLAIN]
     assert len({c.label for c in found}) == len(found)
     assert len({c.policy for c in found[1:]}) == len(found) - 1
-    assert all(not not_applied(c.policy) for c in found)  # nothing that `weft run` cannot apply
+    assert all(not not_applied(c.policy) for c in found)  # only policies that `weft run` can apply
 
 
 def test_candidates_have_every_head_start_and_sms_kept_free_for_cublas():

@@ -15,7 +15,7 @@ US = 1_000
 
 
 def starved(path, *, name=GEMM, grid=(1024, 1, 1), registers=96, shared=0, device="NVIDIA H200", wait_us=400):
-    """Collectives that are ready and wait behind one kernel of the given shape; compute then waits for them."""
+    """Collectives that are ready but wait behind a kernel of the given shape; compute then waits for them."""
     built = TraceBuilder(device_name=device)
     for i in range(20):
         at, issued = i * (300 + wait_us) * US, i * 30 * US - 10_000 * US
@@ -119,7 +119,7 @@ def test_ranges_are_narrow_and_nothing_small_is_advised(tmp_path):
 
 
 def test_a_collective_off_the_critical_path_is_no_reason(tmp_path):
-    """The CPU issues the next step long after the collective has ended: it could wait behind compute for free."""
+    """The CPU issues the next step long after the collective ends, so waiting behind compute is free."""
     built = TraceBuilder()
     for i in range(20):
         at = i * 3_000 * US
@@ -157,7 +157,7 @@ def test_no_communication_says_so(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="weft run is for Linux")
 def test_advised_commands_run(tmp_path, pytestconfig):
-    """Every advised command works as it is printed, with a program in the place of CMD."""
+    """Every advised command works as it is printed, with a program in place of CMD."""
     advice = [
         *starved(tmp_path, grid=(132, 1, 1), registers=168, shared=200_000).advice,
         *starved(tmp_path, grid=(4096, 1, 1), registers=64).advice,
@@ -181,7 +181,7 @@ def test_advised_commands_run(tmp_path, pytestconfig):
         done = subprocess.run(
             shell, shell=True, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
         )
-        assert done.returncode == 7, (command, done.stderr)  # the program's own code: weft took every flag
+        assert done.returncode == 7, (command, done.stderr)  # the program's code: weft took every flag
         assert done.stdout.strip() == ("16" if control == "min_ctas" else "")
 
 
@@ -195,7 +195,7 @@ def test_price_of_overlap_compares_like_with_like(tmp_path):
         if beside:
             built.collective(at, at + 20 * US)
         else:
-            built.gpu(GEMM, at + 91 * US, at + 97 * US)  # a third of it beside: neither one nor the other
+            built.gpu(GEMM, at + 91 * US, at + 97 * US)  # a third of it overlaps: neither case
             built.collective(at + 95 * US, at + 97 * US)
     price = weft.analyze(built.write(tmp_path / "t.json")).to_json()["ranks"][0]["price_of_overlap"]
     (kernel,) = price["kernels"]

@@ -1,4 +1,4 @@
-"""`weft analyze` as a user meets it: what goes to which stream, exit codes, files that are whole or not there."""
+"""`weft analyze` as a user sees it: stdout and stderr, exit codes, files that are complete or absent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(capsys, *args) -> tuple[int, str, str]:
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two ranks of a run."""
+    """A folder with the traces of two ranks of a run."""
     for rank in range(2):
         built = TraceBuilder(rank=rank)
         for i in range(4):
@@ -121,7 +121,7 @@ def test_two_files_are_two_ranks(capsys, folder):
 
 
 def test_names_that_are_no_text(capsys, tmp_path):
-    """A file name of any bytes, and a kernel name of any characters, reach neither stream undigested."""
+    """File names of any bytes and kernel names of any characters are escaped on both streams."""
     import os
     from pathlib import Path
 

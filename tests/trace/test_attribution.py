@@ -1,4 +1,4 @@
-"""Runs with a known cause: the right one gets the time. And on every trace, the causes add up to what is exposed."""
+"""Runs with a known cause: that cause gets the time. On every trace the causes add up to the exposed time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_last_collective_has_nothing_to_hide_behind(tmp_path):
 
 
 def test_communication_that_outlasts_compute_has_nothing_to_hide_behind(tmp_path):
-    """Back to back collectives: each waits for the one before, which is nobody's fault."""
+    """Back-to-back collectives: each waits for the one before, which has no avoidable cause."""
     step = [compute(100 * US), comm(400 * US)]
     found = shares(analyzed(tmp_path, [ahead(*step * 10), ahead(*step * 10)]))
     assert found["nothing_to_hide_behind"] >= 0.95
@@ -59,7 +59,7 @@ def test_a_collective_starved_by_compute_waited_behind_it(tmp_path, long_us):
 
 
 def test_a_starved_collective_holds_up_the_next_one(tmp_path):
-    """Both wait for the greedy kernel: the second because the first runs late."""
+    """Both wait for the greedy kernel; the second does so because the first runs late."""
     step = [compute(50 * US), comm(100 * US), comm(100 * US), compute(400 * US, greedy=True)]
     found = shares(analyzed(tmp_path, [ahead(*[*step, wait()] * 8)] * 2))
     assert found["behind_compute"] >= 0.95

@@ -61,7 +61,7 @@ def test_another_model_or_gpu_is_flagged(tmp_path):
     assert "0% of the compute" in told
     assert "different GPUs" in told
     (same,) = weft.trace.compare(before, run_of(tmp_path / "c"))["warnings"]
-    assert same.startswith("traces of 1 of 2 ranks")  # of both runs, said once
+    assert same.startswith("traces of 1 of 2 ranks")  # true of both runs, printed once
 
 
 def test_the_option_and_the_two_folders_say_the_same(tmp_path, capsys):

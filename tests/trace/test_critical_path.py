@@ -1,4 +1,4 @@
-"""The critical path: what it consists of, and that only exposed time on it counts as recoverable."""
+"""The critical path: its parts, and that only exposed time on it counts as recoverable."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def sped_up(path, trace, ratio, entered=None):
 
 
 def exposed_run(steps=10, *, launch_early=True):
-    """Compute of 100 µs, a collective of 200 µs that needs it, and compute that needs the collective."""
+    """Steps of 100 µs of compute, a 200 µs collective that needs it, and compute that needs that."""
     trace = TraceBuilder()
     for i in range(steps):
         at = i * 302 * US
@@ -40,7 +40,7 @@ def test_exposed_collectives_save_what_they_get_shorter(tmp_path, ratio):
 
 
 def test_a_late_cpu_leaves_nothing_to_save(tmp_path):
-    """Each step is launched when the one before has ended, and would be no earlier."""
+    """Each step is launched after the previous one ends, and could not start earlier."""
     _, found = sped_up(tmp_path, exposed_run(launch_early=False), 2.0)
     assert found.saved_ns == 100 * US  # the last collective alone
 

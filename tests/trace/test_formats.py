@@ -1,4 +1,4 @@
-"""Other formats: real or tool-made files, exact against figures that another program computed."""
+"""Other formats: real or tool-made files give exactly the figures that another program computed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def field(number, value):
 
 
 def xspace(device, lines, names, stats=()):
-    """A profile of one plane. A fourth part of an event is its value of the first of `stats`."""
+    """A profile of one plane. The fourth item of an event is its value for the first of `stats`."""
     plane = field(2, device)
     for number, texts in ((4, names), (5, stats)):
         for i, name in enumerate(texts, 1):
@@ -107,7 +107,7 @@ def test_steps_in_an_xla_profile(tmp_path):
 
 
 def test_xla_operations_written_as_hlo_text(tmp_path):
-    """Opcodes decide: a loop only holds other operations, a wait for a DMA copy is no compute."""
+    """The opcode decides: a loop only contains other operations; waiting for a DMA copy is not compute."""
     loop = "%while.2 = (s32[], f32[8]{0:T(256)}) while((s32[], f32[8]{0:T(256)}) %tuple.1), body=%body"
     fusion = "%fusion = f32[8]{0:T(256)} fusion(f32[8]{0} %all-gather.1), kind=kLoop, calls=%fused"
     reduce = "%all-reduce = f32[8]{0:T(256)} all-reduce(f32[8]{0} %fusion), replica_groups={}, to_apply=%add"
@@ -128,7 +128,7 @@ def test_xla_operations_written_as_hlo_text(tmp_path):
 
 
 def as_nsys(path, traces):
-    """The same runs as an export of Nsight Systems has them (its documented tables)."""
+    """The same runs as a Nsight Systems export, in its documented tables."""
     base = sqlite3.connect(path)
     base.executescript("""
       create table StringIds (id integer primary key, value text);
@@ -299,7 +299,7 @@ def test_a_trace_of_weft_run_says_what_it_could_not_see(tmp_path):
 
 
 def as_rocprof_json(table):
-    """What the same run looks like with --output-format json; layout of a file of ROCm 6.4 on an MI350X."""
+    """The same run in the layout of --output-format json, from a ROCm 6.4 file of an MI350X."""
     rows = list(csv.DictReader(io.StringIO(table)))
     names = {row["Kernel_Id"]: row["Kernel_Name"] for row in rows}
     axes = [(axis.lower(), axis) for axis in "XYZ"]
@@ -350,7 +350,7 @@ def as_rocprof_json(table):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_rocprof_result_as_json_says_what_the_table_says(tmp_path, packed):
-    """Held against real files by hand: see benchmarks/results/analyze_bars.md."""
+    """Compared with real files by hand: see benchmarks/results/analyze_bars.md."""
     (tmp_path / "1_kernel_trace.csv").write_text(ROCPROF)
     (table,) = weft.analyze(tmp_path / "1_kernel_trace.csv").ranks
     text = as_rocprof_json(ROCPROF).encode()
@@ -371,7 +371,7 @@ def test_a_rocprof_result_as_json_says_what_the_table_says(tmp_path, packed):
 
 @pytest.mark.parametrize("number", ["\x1e64", "²", "6\u00b2", "٣", "9" * 30])
 def test_numbers_that_only_look_like_some_in_a_rocprof_table(tmp_path, number):
-    """Found by fuzzing: what Python calls white space or a digit, its integers may not take."""
+    """Found by fuzzing: some characters that Python counts as white space or digits break int()."""
     path = tmp_path / "1_kernel_trace.csv"
     path.write_text(ROCPROF.replace(",64,1,1,1024", f",{number},1,1,1024", 1), encoding="utf-8")
     (rank,) = weft.analyze(path).ranks

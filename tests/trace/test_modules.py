@@ -1,4 +1,4 @@
-"""Communication by module, where the trace has the calls of modules."""
+"""Communication by module, for traces that record module calls."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="the scanner is
 
 
 def both(path, monkeypatch):
-    """What the compiled scanner and Python alone say, as comparable text."""
+    """Results of the compiled scanner and of Python alone, as comparable text."""
     said = []
     for library in (native.library, lambda: None):
         with monkeypatch.context() as patch:
@@ -106,7 +106,7 @@ def test_any_document(tmp_path, monkeypatch, document):
             for d in (compiled, python)
         ]
         assert figures[0] == figures[1]
-    else:  # the scanner does not look into events that it drops, so it does not count damage there
+    else:  # the scanner does not parse events that it drops, so it does not count damage in them
         assert compiled.split(" in its ")[0] == python.split(" in its ")[0]
 
 
@@ -150,7 +150,7 @@ print("clean")
 
 
 def test_the_scanner_touches_only_its_memory(pytestconfig, tmp_path):
-    """Real events from any place on, cut and damaged, with the compiler's checks of memory and arithmetic."""
+    """Real events from any offset, cut and damaged, under the address and undefined-behaviour sanitizers."""
     compiler = shutil.which("gcc")
     found = (
         compiler

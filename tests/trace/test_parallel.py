@@ -1,4 +1,4 @@
-"""Helpers that read other ranks give the same result as reading here, errors included."""
+"""Helper processes that read other ranks give the same result as this process, errors included."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from weft.trace import parallel
 
 @pytest.fixture
 def eager(monkeypatch):
-    """Helpers also for little work, on a machine of any size."""
+    """Use helpers even for little work, on a machine of any size."""
     monkeypatch.setattr(parallel, "WORTH_BYTES", 0)
-    monkeypatch.setattr(parallel.native, "library", lambda: None)  # helpers are for Python alone
+    monkeypatch.setattr(parallel.native, "library", lambda: None)  # helpers serve Python's reader only
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
 
 

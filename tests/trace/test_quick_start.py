@@ -1,4 +1,4 @@
-"""`weft analyze` starts without typer where the command line is plain, and then does the same."""
+"""`weft analyze` parses plain command lines without typer, with the same result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_table_is_that_of_the_command():
 @examples(300)
 @given(words=st.lists(WORDS, max_size=6))
 def test_what_is_plain_means_the_same_to_typer(words):
-    """A command line that is read quickly has the meaning that typer gives it."""
+    """The quick parser gives a command line the same meaning as typer."""
     found = quick.plain_arguments(["analyze", *words])
     if found is None:
         return

@@ -39,7 +39,7 @@ COMPUTE_NAMES = [
 
 
 def random_trace(seed: int, spans: int = 300, **more) -> tuple[TraceBuilder, dict[str, set[int]]]:
-    """Spans at random and, counted nanosecond by nanosecond in another way, what they cover."""
+    """Random spans and the nanoseconds that they cover, counted one by one as sets."""
     pick = random.Random(seed)
     built = TraceBuilder(**more)
     covered: dict[str, set[int]] = {"compute": set(), "comm": set(), "memory": set()}
@@ -357,7 +357,7 @@ def test_the_time_text_of_the_builder():
 
 @pytest.mark.parametrize(("compute", "comm"), [("stream 7", "stream 16"), (7, 16), ("Compute", "NCCL")])
 def test_the_thread_names_the_stream_where_no_argument_does(tmp_path, compute, comm):
-    """As PyTorch 1.8 writes traces. With all spans on one stream, the cause would be `same_stream`."""
+    """PyTorch 1.8 writes such traces. With all spans on one stream, the cause would be `same_stream`."""
 
     def span(name, thread, start, length):
         times = {"ts": start, "dur": length}

@@ -46,7 +46,7 @@ def test_figures_are_exact_and_causes_add_up(name):
     for rank, expected in zip(document["ranks"], EXPECTED[name], strict=True):
         keys = ("comm_us", "compute_us", "overlap_us", "exposed_comm_us", "overlap_pct")
         assert tuple(rank[key] for key in keys) == expected
-        # Adding up in whole nanoseconds: the document's microseconds have three decimals each.
+        # Add up in whole nanoseconds, since the document's microseconds have three decimals.
         ns = [round(us * 1000) for us in rank["attribution"].values()]
         assert sum(ns) == round(rank["exposed_comm_us"] * 1000)
         of_collectives = [round(c["exposed_us"] * 1000) for c in rank["collectives"]]

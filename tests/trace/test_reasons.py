@@ -64,7 +64,7 @@ def test_small_kernels_on_a_communication_stream_do_not_make_it_a_compute_stream
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("recorded", [False, True])
 def test_compute_that_waits_for_the_collective(tmp_path, seed, recorded):
-    """All-gathers that need nothing, each layer waits for its own; the CPU runs ahead."""
+    """All-gathers without inputs, each layer waits for its own, and the CPU runs ahead."""
     draw = random.Random(seed)
     gpu = Machine(TraceBuilder(), recorded=recorded)
     gpu.launch(1_000 * US)
@@ -126,7 +126,7 @@ def test_a_queue_that_is_full(tmp_path, seed, depth):
             gpu.launch(draw.randrange(8, 14) * US)
         waits, _ = gpu.launch(depth * 25 * US, comm=True, stream=20, after=early, producer=identity)
     found = shares(analyzed(tmp_path, gpu))
-    hidden_by_rest = depth * 11 / (depth * 25)  # what the queued kernels still hide
+    hidden_by_rest = depth * 11 / (depth * 25)  # the share that the queued kernels still hide
     assert hidden_by_rest < 0.5
     assert found["queue_full"] >= 0.95
 

@@ -61,7 +61,7 @@ class TraceBuilder:
         block: tuple[int, int, int] = (128, 1, 1),
         **args: Any,
     ) -> int:
-        """A kernel, copy or fill, with its launching call if `launch` says when. Returns the correlation id."""
+        """A kernel, copy or fill, and its call at `launch` if given. Returns the correlation id."""
         if correlation is None:
             self.correlation += 1
             correlation = self.correlation

@@ -1,8 +1,8 @@
-"""A host and a GPU that execute launches in order: what held each piece of work back is known by construction.
+"""A host and a GPU that execute launches in order, so what delayed each piece of work is known.
 
 One CPU thread issues work to streams. A piece of work starts when its launch has arrived, its stream is free
 and the events it waits for are over. The queue to the GPU has `depth` entries; a launch that finds it full
-blocks until there is room. Nothing here knows the rules of the analysis.
+blocks until there is room. This code does not use the rules of the analysis.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Machine:
     trace: TraceBuilder
     depth: int = 1024
     recorded: bool = False
-    """Whether event waits are in the trace, as the profiler writes them when asked to."""
+    """Whether the trace has event waits, which the profiler records only on request."""
     now: int = 0
     free: dict[int, int] = field(default_factory=dict)
     starts: list[int] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Machine:
             identity = self.trace.collective(start, end, stream=stream, **args)
         else:
             identity = self.trace.gpu(GEMM, start, end, stream=stream)
-        self.trace.correlation += 1  # the record of an event takes an id of its own
+        self.trace.correlation += 1  # recording an event takes its own id
         self.trace.span(
             "cuda_runtime", "cudaLaunchKernel", begun, returned, pid=9, tid=1, cbid=211, correlation=identity
         )

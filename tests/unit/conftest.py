@@ -1,4 +1,4 @@
-"""Fixtures of these tests."""
+"""Fixtures of the unit tests."""
 
 from __future__ import annotations
 

@@ -74,9 +74,9 @@ def options_of(text: str) -> dict[str, bool]:
 
 
 def arguments_of(text: str) -> list[str]:
-    """What the usage line names after the options: `[WORKLOAD]` may be left out, `TRACE...` may not."""
+    """The arguments in the usage line: `[WORKLOAD]` is optional, `TRACE...` is not."""
     usage = " ".join(text.split("\n\n")[0].split())
-    # An argument in brackets is one, also with a space in it: `[[-- CMD…]]...`.
+    # Brackets hold one argument, even with a space in it: `[[-- CMD…]]...`.
     return re.findall(r"\[[^\]]*\]+\S*|\S+", usage.partition("[OPTIONS]")[2])
 
 
@@ -94,9 +94,9 @@ class Case:
 
     make: Callable[[Path], Any]
     maps: tuple[str, ...] = ()
-    """Paths of objects whose keys are names: their values are described as one."""
+    """Paths of objects whose keys are names; all their values share one description."""
     policies: bool = False
-    """Describe the keys of policies too. Elsewhere a policy is one value: what it controls is a result."""
+    """Whether to describe the keys of policies. Otherwise a policy is one value: its keys are a result."""
 
 
 def printed(*words: str, codes: tuple[int, ...] = (0,)) -> Callable[[Path], Any]:
@@ -180,7 +180,7 @@ def exported(folder: Path) -> Any:
 
 
 def reproduced(paper: str) -> Callable[[Path], Any]:
-    """The document of `weft reproduce PAPER` with few cells: all of them take a minute."""
+    """The document of `weft reproduce PAPER` for a few cells; all cells take a minute."""
 
     def make(folder: Path) -> Any:
         from weft.reproduce import claims, concurrent_collectives, finer_grain, resource_aware, time_ratio
@@ -286,7 +286,7 @@ CASES = {
 
 
 def shape(case: Case, document: Any) -> dict[str, str]:
-    """Every key path of a document with the types of its values; `optional` where a parent lacks the key."""
+    """Every key path of a document with its value types, plus `optional` if some parents lack the key."""
     seen: dict[str, dict[str, int]] = {}
     _describe(case, document, "", seen)
     return {path: _types(path, counts, seen) for path, counts in sorted(seen.items())}
@@ -312,7 +312,7 @@ def _types(path: str, counts: dict[str, int], seen: dict[str, dict[str, int]]) -
 
 
 def lost(golden: dict[str, str], now: dict[str, str]) -> list[str]:
-    """What a document had and no longer has, or has with another type."""
+    """Keys that the golden document has and the new one lacks, or has with another type."""
     problems = []
     for path, before in golden.items():
         if path not in now:

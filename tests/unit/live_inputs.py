@@ -1,4 +1,4 @@
-"""Simulated steps whose inputs vary in length, and what their ranks copy from the host for them."""
+"""Simulated steps whose inputs vary in length, and the bytes that their ranks copy from the host for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKEN = 24 * 512
 
 @dataclass
 class Inputs:
-    """Steps that take a time by the longest input of all ranks; `copied`: bytes by rank in the latest step."""
+    """Steps whose time depends on the longest input of all ranks. `copied`: bytes per rank, latest step."""
 
     r: random.Random
     length: Callable[[random.Random, int], float]
@@ -44,8 +44,8 @@ def inputs(
     ranks: int = 1,
     ahead: bool = False,
 ) -> Times:
-    """`length`: of the input of a rank in a step. `curve`: the time of a step by its longest input. `ahead`:
-    inputs are copied in the step before."""
+    """`length`: of a rank's input in a step. `curve`: from the longest input to the step time.
+    `ahead`: inputs are copied one step ahead."""
     return lambda r: Inputs(r, length, curve, sigma, ranks, ahead)
 
 
@@ -68,7 +68,7 @@ def attention(length: float) -> float:
 
 @dataclass
 class Misleading:
-    """What is copied says nothing about the step, or follows from its time."""
+    """The bytes copied are unrelated to the step, or (`by_time`) follow from its time."""
 
     r: random.Random
     by_time: bool
@@ -86,7 +86,7 @@ def misleading(*, by_time: bool) -> Times:
 
 @dataclass
 class Adaptive:
-    """A program that takes a longer input after a fast step."""
+    """A program that picks a longer input after a fast step."""
 
     r: random.Random
     copied: tuple[float, ...] = ()
@@ -105,7 +105,7 @@ def adaptive(r: random.Random) -> StepTimes:
 
 @dataclass
 class Accumulation:
-    """Gradient accumulation over a number of micro-batches that changes; a policy matters to the last one."""
+    """Gradient accumulation over a varying number of micro-batches; a policy affects only the last one."""
 
     r: random.Random
     counts: Sequence[int]
@@ -128,7 +128,7 @@ def told_accumulation(counts: Sequence[int], hold: int) -> Times:
 
 @dataclass
 class Batches:
-    """Batches that grow every so many steps."""
+    """Batches that grow every `steps` steps."""
 
     r: random.Random
     steps: int
@@ -170,12 +170,12 @@ class Told:
 
 
 def explaining_at_first(steps: int) -> Times:
-    """Steps that take a time by their input only at first, such as while its files are not in the cache."""
+    """Steps whose time depends on the input only at first, e.g. until its files are cached."""
     return lambda r: Told(r, between(0.8, 1.2), lambda number: number < steps)
 
 
 def grouped(steps: int) -> Times:
-    """Batches of similar length for so many steps, about."""
+    """Batches whose lengths stay similar for about `steps` steps."""
 
     def times(r: random.Random) -> StepTimes:
         usual = r.uniform(0.8, 1.2)
@@ -192,5 +192,5 @@ def grouped(steps: int) -> Times:
 
 
 def longer_slowly(per_step: float) -> Times:
-    """Lengths that grow, up to half as much again."""
+    """Lengths that grow by up to half."""
     return lambda r: Told(r, lambda r, number: min(1.5, 1 + per_step * number) * r.uniform(0.8, 1.2))

@@ -32,36 +32,36 @@ FACTS = Facts(
     workload="w",
 )
 DEFAULT, BETTER = Policy(), Policy(max_ctas=16)
-MEETING_MS = 3.0  # that a meeting of all ranks takes
+MEETING_MS = 3.0  # the time of a meeting of all ranks
 PROOF = 4 * BLOCK  # steps of the proof before the watch of `kept`
 Less = Callable[[Policy, int], float]
-"""How much less time than the default a policy takes in a step, as a share: by the step's number."""
+"""By policy and step number: the share of the default's step time that the policy saves."""
 
 
 def better_by(share: float) -> Less:
-    """The policy with 16 CTAs takes so much less time; nothing else matters."""
+    """The policy with 16 CTAs takes `share` less time; nothing else matters."""
     return lambda policy, number: share * (policy.max_ctas == BETTER.max_ctas)
 
 
 def one_better(share: float) -> Less:
-    """The policy with 16 CTAs takes so much less time, two other candidates more."""
+    """The policy with 16 CTAs takes `share` less time, two other candidates take more."""
     less = {6: -0.15, BETTER.max_ctas: share, 24: -0.03}
     return lambda policy, number: less.get(policy.max_ctas, 0.0)
 
 
 class SimulatedJob:
-    """Runs trials. `meeting_ms`: what a trial costs that all ranks meet for."""
+    """Runs trials. `meeting_ms`: the cost of a trial for which all ranks meet."""
 
     def __init__(self, kind: Kind, seed: object, less: Less, meeting_ms: float = 0.0) -> None:
         self._kind, self._less, self._meeting_ms = kind, less, meeting_ms
         self._times = kind.times(random.Random(f"noise {seed}"))
         self._policy = DEFAULT
-        self._decided = 0  # trials that need no meeting, because the one before named them
+        self._decided = 0  # trials left that an earlier trial named, so need no meeting
         self.clock_ms, self.number = 0.0, 0
         self.last: dict[Policy, int] = {}
         """The last step under each policy."""
         self.record = Record()
-        """Of its search, which its watch goes on with."""
+        """The record of the job's search, which its watch continues."""
 
     def step(self, policy: Policy) -> float:
         """The wall time of one step under a policy, in ms."""
@@ -93,7 +93,7 @@ def searched(
     ended: Callable[[], bool] = lambda: False,
     record: Record | None = None,
 ) -> TunedJob:
-    """The outcome of a search in a job; nothing was found if the job ends before it. `record`: of the job."""
+    """The outcome of a search in a job; nothing found if the job ends first. `record`: the job's record."""
     method = tune(DEFAULT, seed=seed, record=record)
     trial = next(method)
     while not ended():
@@ -106,14 +106,14 @@ def searched(
 
 
 def tuned(kind: Kind, seed: object, share: float = 0.0) -> TunedJob:
-    """What live tuning concludes about a job in which one policy takes so much less time."""
+    """What live tuning concludes about a job in which one policy takes `share` less time."""
     job = SimulatedJob(kind, seed, better_by(share))
     outcome = searched(job.run, record=job.record)
     return settled(job, outcome) if outcome.still_open else outcome
 
 
 def settled(job: SimulatedJob, outcome: TunedJob) -> TunedJob:
-    """What the watch makes of a proof that the search has left open."""
+    """How the watch settles a proof that the search left open."""
     ends = (status for status in followed(job, outcome) if status.outcome is not outcome)
     return next(status.outcome for status in ends if not status.proving)
 
@@ -141,7 +141,7 @@ def kept(job: SimulatedJob, share: float) -> TunedJob:
 def followed(
     job: SimulatedJob, outcome: TunedJob, steps: float = math.inf, seed: int = 0
 ) -> Generator[WatchStatus, None, None]:
-    """Watch a job until it has run so many steps; the status after every trial."""
+    """Watch a job until it has run `steps` steps; yields the status after every trial."""
     status = WatchStatus(outcome, outcome.policy)
     step_ms = outcome.default_ms or 0.0
     each, ahead = lengths(step_ms)
@@ -157,14 +157,14 @@ def followed(
 
 
 def reverted(kind: Kind, seed: int, share: float, steps: int) -> bool:
-    """Whether a policy that stays so much faster is reverted within so many steps."""
+    """Whether the watch reverts a policy within `steps` steps although it stays `share` faster."""
     job = SimulatedJob(kind, seed, better_by(share))
     outcome = kept(job, share)
     return any(status.reverted for status in followed(job, outcome, job.number + steps, seed))
 
 
 def steps_after_drift(kind: Kind, seed: int, limit: int, drift: float = -0.05) -> int:
-    """The last step under a policy, counted from where it turns slower than the default; at most `limit`."""
+    """Steps from the policy's turn to slower than the default until its last use; at most `limit`."""
     at = random.Random(f"drift {seed}").randrange(20, 200) + PROOF
     before = better_by(0.08)
     less = lambda policy, number: before(policy, number) * (1 if number < at else drift / 0.08)  # noqa: E731
@@ -177,7 +177,7 @@ def steps_after_drift(kind: Kind, seed: int, limit: int, drift: float = -0.05) -
 def cost_of_search(
     kind: Kind, seed: int, share: float, simulated: type[SimulatedJob] = SimulatedJob
 ) -> tuple[float, float]:
-    """What a search says that it cost the job, in ms, and by how much the same steps take less time without it."""
+    """A search's stated cost in ms, and its true cost: the extra time over the same steps without it."""
     job = simulated(kind, seed, one_better(share), MEETING_MS)
     without = SimulatedJob(kind, seed, one_better(share))
     outcome = searched(job.run, record=job.record)
@@ -192,7 +192,7 @@ class Life:
 
     status: WatchStatus
     extra_pct: float
-    """Percent more time than the same job without weft (below 0: less)."""
+    """Extra time in percent of the same job without weft; negative if it saved time."""
     extra_ms: float
 
     @property
@@ -213,7 +213,7 @@ def lived(kind: Kind, seed: int, share: float, steps: int) -> Life:
 
 @cache
 def total_gain_pct(kind: Kind, share: float, steps: int = 6000, jobs: int = 3) -> float:
-    """Percent less time of long jobs that always run under the better policy, without pauses of the program."""
+    """Percent of time saved by long jobs that always run the better policy; the program's pauses left out."""
     if not kind.waits:
         return 100 * share
     ms = {}

@@ -60,16 +60,16 @@ from live_programs import (
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of job: its steps, and their time without noise."""
+    """A kind of job: its steps and their noise-free time."""
 
     times: Times
     step_ms: float = 100.0
     waits: bool = False
-    """Whether its total time gains less than its steps do: they wait, or have parts that no policy changes."""
+    """Whether its total time gains less than its steps: steps wait, or have parts that no policy changes."""
 
 
 def _of_the_clock() -> Iterator[tuple[str, Kind]]:
-    """Kinds whose steps know the clock, their number or their predecessors."""
+    """Kinds whose steps depend on the clock, on their number or on earlier steps."""
     for extra, mean_s, ms in ((0.1, 2, 30), (0.3, 3, 100), (0.08, 5, 300), (0.5, 1, 20), (0.05, 2, 10)):
         yield f"phases +{100 * extra:g}% of {mean_s} s, {ms} ms", Kind(phases(extra, mean_s), ms)
     for pause_ms, steps, ms in ((60, 40, 30), (200, 15, 100), (20, 5, 50)):
@@ -126,7 +126,7 @@ def _of_the_clock() -> Iterator[tuple[str, Kind]]:
     yield "pink noise", Kind(pink)
     yield "switching costs 3%", Kind(switching(0.03, 0.0))
     yield "switching costs 10%, then 3%", Kind(switching(0.1, 0.03))
-    yield "target of 100 ms", Kind(target_rate)  # a gain becomes larger batches: of time per sample
+    yield "target of 100 ms", Kind(target_rate)  # a gain shows as larger batches: less time per sample
 
 
 CLOCKED: dict[str, Kind] = dict(_of_the_clock())
@@ -141,7 +141,7 @@ SIZED: dict[str, Kind] = {
     "inputs of 4 ranks": Kind(inputs(between(0.6, 1.4), ranks=4)),
     "inputs, 5 ms": Kind(inputs(between(0.8, 1.2)), 5),
 }
-"""Steps whose inputs vary in length, as their copies from the host tell."""
+"""Steps whose inputs vary in length; their copies from the host reveal it."""
 UNTOLD: dict[str, Kind] = {
     "inputs of 1/2/3 micro-batches, hold 4": Kind(told_accumulation((1, 2, 3), 4), waits=True),
     "inputs of 4/8 micro-batches, hold 10": Kind(told_accumulation((4, 8), 10), waits=True),
@@ -155,7 +155,7 @@ UNTOLD: dict[str, Kind] = {
     "copies that follow the time": Kind(misleading(by_time=True)),
     "inputs by the time before": Kind(adaptive),
 }
-"""Copies from the host that mislead, or change later."""
+"""Kinds whose copies from the host mislead, or change later."""
 JOBS: dict[str, Kind] = {
     **{name: Kind(multiplied(noise)) for name, noise in KINDS.items()},
     **CLOCKED,

@@ -1,5 +1,5 @@
-"""Simulated steps that depend on more than a factor: on the clock, on their number, on the steps before them,
-or on whether the policy was just switched. Here: what the host, its data and the machines do to them."""
+"""Simulated steps whose noise is more than a factor: it depends on the clock, the step's number, earlier
+steps, or a policy switch just before. This module: effects of the host, its data and the machines."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from live_noise import Noise
 
 @dataclass(frozen=True)
 class Moment:
-    """What a step's time may depend on."""
+    """Everything that a step's time may depend on."""
 
     ms: float
-    """The step's time under its policy, without noise."""
+    """The step's time in ms under its policy, without noise."""
     clock_ms: float
     number: int
     switched: bool
@@ -29,7 +29,7 @@ StepTimes = Callable[[Moment], float]
 
 
 Times = Callable[[random.Random], StepTimes]
-"""Steps of a kind, for the draws of one job."""
+"""Makes the steps of a kind from one job's random draws."""
 
 
 def multiplied(noise: Noise) -> Times:
@@ -47,7 +47,7 @@ def jitter(r: random.Random, sigma: float = 0.005) -> float:
 
 
 def phases(extra: float, mean_s: float) -> Times:
-    """A slower neighbor, for seconds at a time."""
+    """A neighbor that slows the job down for seconds at a time."""
 
     def times(r: random.Random) -> StepTimes:
         slow, until_ms = r.random() < 0.5, 0.0
@@ -65,7 +65,7 @@ def phases(extra: float, mean_s: float) -> Times:
 
 
 def pauses(pause_ms: float, steps: int) -> Times:
-    """A garbage collector that stops the program every so many steps, about."""
+    """A garbage collector that stops the program about every `steps` steps."""
 
     def times(r: random.Random) -> StepTimes:
         due = r.randrange(1, steps)
@@ -99,7 +99,7 @@ def heap_growth(r: random.Random) -> StepTimes:
 
 
 def loader(ratio: float, depth: int, sigma: float, burst: int = 1) -> Times:
-    """A data loader that needs `ratio` times 100 ms for a batch, makes `burst` at a time and stores `depth`."""
+    """A data loader: `ratio` times 100 ms per batch, `burst` batches at a time, a buffer of `depth`."""
 
     def times(r: random.Random) -> StepTimes:
         ready, taken, made_ms = deque([0.0] * depth), list[float](), 0.0
@@ -120,7 +120,7 @@ def loader(ratio: float, depth: int, sigma: float, burst: int = 1) -> Times:
 
 
 def workers(count: int, epoch: int) -> Times:
-    """Loader workers that serve in turns, each with its own speed, and start again with every epoch."""
+    """Loader workers that take turns, each at its own speed, and restart with every epoch."""
 
     def times(r: random.Random) -> StepTimes:
         late_ms = [max(0.0, r.gauss(-3, 5)) for _ in range(count)]
@@ -137,12 +137,12 @@ def workers(count: int, epoch: int) -> Times:
 
 
 def time_slices(share: float, ms: float, sigma: float) -> Times:
-    """Now and then a time slice is lost on a busy host."""
+    """A busy host takes a time slice now and then."""
     return lambda r: lambda now: now.ms * jitter(r, sigma) + (ms * r.random() if r.random() < share else 0.0)
 
 
 def cron(r: random.Random) -> StepTimes:
-    """Every minute something else runs on the host for a few seconds."""
+    """Every minute another program runs on the host for a few seconds."""
     first_ms = r.uniform(0, 60e3)
 
     def step(now: Moment) -> float:
@@ -219,7 +219,7 @@ def imbalance(r: random.Random) -> StepTimes:
 
 
 def stragglers(r: random.Random) -> StepTimes:
-    """Another rank is the slow one every 17 steps or so, each by its own amount."""
+    """Every 17 steps or so another rank becomes the slow one, each by its own amount."""
     slow = [max(0.0, r.gauss(0.02, 0.03)) for _ in range(8)]
     turn = r.randrange(8)
 
@@ -246,7 +246,7 @@ def congestion(r: random.Random) -> StepTimes:
 
 
 def pink(r: random.Random) -> StepTimes:
-    """Noise without a time scale: a sum of states that are drawn anew every 1, 2, 4, … steps."""
+    """Noise without a time scale: a sum of states redrawn every 1, 2, 4, … steps."""
     states = [r.gauss(0, 0.008) for _ in range(10)]
 
     def step(now: Moment) -> float:
@@ -259,7 +259,7 @@ def pink(r: random.Random) -> StepTimes:
 
 
 def switching(extra: float, after: float) -> Times:
-    """Every switch of a policy costs the first step something, and the one after it."""
+    """Every policy switch costs the first step some extra time, and the step after it."""
 
     def times(r: random.Random) -> StepTimes:
         before = False

@@ -1,4 +1,4 @@
-"""Kinds of noise that step times may have: factors of a step's time."""
+"""Kinds of noise in step times, as factors on the time of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def scatter(sigma: float) -> Noise:
 
 
 def each(draw: Callable[[random.Random], float]) -> Noise:
-    """Steps that know nothing of each other."""
+    """Independent steps."""
 
     def noise(r: random.Random) -> Iterator[float]:
         while True:
@@ -39,7 +39,7 @@ def autocorrelated(sigma: float, rho: float) -> Noise:
 
 
 def pattern(factors: Sequence[float], sigma: float = 0.003) -> Noise:
-    """A cycle that begins anywhere."""
+    """A cycle that begins at a random place."""
 
     def noise(r: random.Random) -> Iterator[float]:
         i = r.randrange(len(factors))
@@ -65,7 +65,7 @@ def stalls(share: float, mean: float) -> Noise:
 
 
 def states(extra: float, switch: float) -> Noise:
-    """Two states that last a while."""
+    """Two states that each last a while."""
 
     def noise(r: random.Random) -> Iterator[float]:
         slow = r.random() < 0.5
@@ -109,7 +109,7 @@ def bursts(share: float, length: int, extra: float) -> Noise:
 
 
 def boundaries(sigma: float, each_other: bool = True) -> Noise:
-    """What one step takes longer, the next takes less; without `each_other`, only within pairs of steps."""
+    """The next step makes up for a longer one; without `each_other`, only within pairs of steps."""
 
     def noise(r: random.Random) -> Iterator[float]:
         owed, second = 0.0, False

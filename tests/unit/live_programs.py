@@ -9,7 +9,7 @@ from live_machines import Moment, StepTimes, Times, jitter
 
 
 def evaluation(steps: int, cost: float) -> Times:
-    """Every so many steps one with an evaluation, of `cost` times 100 ms."""
+    """Every `steps` steps one includes an evaluation of `cost` times 100 ms."""
 
     def times(r: random.Random) -> StepTimes:
         first = r.randrange(steps)
@@ -21,7 +21,7 @@ def evaluation(steps: int, cost: float) -> Times:
 
 
 def accumulation(counts: Sequence[int], hold: int) -> Times:
-    """Gradient accumulation over a number of micro-batches that changes; a policy matters to the last one."""
+    """Gradient accumulation over a varying number of micro-batches; a policy affects only the last one."""
 
     def times(r: random.Random) -> StepTimes:
         count = r.choice(counts)
@@ -58,7 +58,7 @@ def curriculum(r: random.Random) -> StepTimes:
 
 
 def adversarial_pair(critic_steps: int, swap: float) -> Times:
-    """A discriminator for so many steps, then a generator; at times the order slips by a step."""
+    """A discriminator for `critic_steps` steps, then a generator; sometimes the order slips by a step."""
 
     def times(r: random.Random) -> StepTimes:
         place = r.randrange(critic_steps + 1)
@@ -88,18 +88,18 @@ def two_models(factor: float, swap: float) -> Times:
 
 
 def two_speeds(factor: float, steps: int) -> Times:
-    """Two programs in one, in turns of so many steps."""
+    """Two programs in one, alternating every `steps` steps."""
     return lambda r: lambda now: now.ms * (1.0 if now.number // steps % 2 else factor) * jitter(r, 0.01)
 
 
 def unfreezing(r: random.Random) -> StepTimes:
-    """Layers that begin to be trained at moments of the warm-up: steps get longer one after the other."""
+    """Layers are unfrozen one after the other during the warm-up, and steps get longer each time."""
     moments = sorted(r.uniform(0, 400) for _ in range(6))
     return lambda now: now.ms * (1 + 0.07 * sum(now.number > m for m in moments)) * jitter(r)
 
 
 def recompilation(r: random.Random) -> StepTimes:
-    """New shapes, common ones first, are compiled when they first come; each has its own time."""
+    """Each new shape is compiled when it first appears, common ones first; each has its own step time."""
     known: dict[int, float] = {}
 
     def step(now: Moment) -> float:
@@ -127,7 +127,7 @@ def rollouts(r: random.Random) -> StepTimes:
 
 
 def serving(r: random.Random) -> StepTimes:
-    """Continuous batching: requests come and go, and a step takes longer the more of them there are."""
+    """Continuous batching: requests come and go; the more there are, the longer a step takes."""
     live = 16
 
     def step(now: Moment) -> float:
@@ -156,7 +156,7 @@ def checkpoints(r: random.Random) -> StepTimes:
 
 
 def profiled(r: random.Random) -> StepTimes:
-    """A profiler of the program's own: 10 slow steps of every 120, then one that writes the file."""
+    """The program's own profiler: 10 slow steps of every 120, then one that writes the file."""
     first = r.randrange(120)
 
     def step(now: Moment) -> float:

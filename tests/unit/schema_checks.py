@@ -36,21 +36,21 @@ OF_CASE = {
 }
 """The schema of each case in contract.py."""
 WITHOUT = {"bench_file", "store_export"}
-"""Files of weft's own, which carry their version and are read by weft alone."""
+"""weft's own files without a schema: they carry a version, and only weft reads them."""
 
 
 def schema_problems(case: str, document: Any) -> list[str]:
-    """Where the document of a case does not validate: a key lacks, or has another type."""
+    """Where the document of a case does not validate: a key is missing or has another type."""
     return [] if case in WITHOUT else invalid(OF_CASE[case], document)
 
 
 def invalid(name: str, document: Any) -> list[str]:
-    """Where a document does not validate. Keys that the schema does not name may have been added."""
+    """Where a document does not validate; keys that the schema does not name are allowed."""
     return _listed(Draft202012Validator(json_schema(name)), document)
 
 
 def problems(name: str, document: Any) -> list[str]:
-    """Where a document differs from its schema; a key that the schema does not name counts, too."""
+    """Where a document differs from its schema, including keys that the schema does not name."""
     return _listed(Draft202012Validator(_strict(name)), document)
 
 

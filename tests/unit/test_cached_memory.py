@@ -1,4 +1,4 @@
-"""GPU memory that trials made torch's allocator keep: when it goes back."""
+"""GPU memory that torch's allocator kept because of trials: when it is released."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GIB = 1 << 30
 
 
 class Allocator:
-    """Of `used` bytes, and what it keeps beside them."""
+    """An allocator with `used` bytes in use, and cached ones besides."""
 
     def __init__(self, monkeypatch) -> None:
         self.used, self.kept, self.held, self.emptied = 20 * GIB, 2 * GIB, 0, 0
@@ -69,7 +69,7 @@ def test_each_search_has_its_own_comparison(allocator):
         allocator.kept += 5 * GIB
         cached.give_back()
         cached.give_back()
-    allocator.kept += 5 * GIB  # the program's own, later
+    allocator.kept += 5 * GIB  # cached later by the program itself
     cached.give_back()
     assert allocator.emptied == 2
 

@@ -11,7 +11,7 @@ MS = 1_000_000
 
 
 def jittered(gaps: list[float], times: int, scatter: float, seed: int) -> np.ndarray:
-    """Gaps in nanoseconds, given in milliseconds, again and again; from a random place on."""
+    """Gaps in nanoseconds (given in ms), repeated with scatter, from a random place on."""
     order = np.random.default_rng(seed)
     rolled = np.roll(gaps, order.integers(len(gaps)))
     return (np.tile(rolled, times) * order.lognormal(0, scatter, times * len(gaps)) * MS).astype(np.int64)
@@ -47,7 +47,7 @@ def test_an_evaluation_now_and_then_does_not_make_steps_of_several_calls_longer(
 
 
 def test_what_the_first_few_calls_seem_to_be_is_not_final(tmp_path):
-    """A reader that is there from the start sees three steps of four calls at first."""
+    """A reader that starts early sees only three steps, of four calls each, at first."""
     path = tmp_path / "calls.7.0"
     path.touch()
     ends = np.cumsum(np.tile([MS // 10] * 3 + [4 * MS], 60))

@@ -1,4 +1,4 @@
-"""What could not be written, or is no time, is refused before a command starts its work."""
+"""Outputs that cannot be written and invalid times are refused before a command starts its work."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_reading_that_is_not_known_names_all_readings(capsys):
     ],
 )
 def test_an_argument_that_is_wrong_in_itself_is_the_first_error(capsys, tmp_path, monkeypatch, line, said):
-    """Nothing is searched, measured, started or written before."""
+    """It is reported before anything is searched, measured, started or written."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("weft.monitor.jobs.running_jobs", list)
     monkeypatch.setattr("weft.doctor.diagnose", lambda **_: pytest.fail("the machine was examined first"))
@@ -126,7 +126,7 @@ def test_no_result_and_no_store_is_overwritten(capsys, tmp_path):
 
 @pytest.mark.parametrize("arguments", [("reproduce", "2606.09200", "--json"), ("analyze", "-")], ids=" ".join)
 def test_ctrl_c_is_one_line_whichever_way_the_command_line_was_read(arguments):
-    """The first is read by typer, the second without it."""
+    """typer parses the first, the quick parser the second."""
     with subprocess.Popen(
         [sys.executable, "-X", "importtime", "-m", "weft", *arguments],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""`weft explore`: the document, the table, the page, the losses, and one line for what is wrong."""
+"""`weft explore`: the document, the table, the page, the losses, and one-line errors."""
 
 from __future__ import annotations
 

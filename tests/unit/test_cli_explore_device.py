@@ -46,7 +46,7 @@ class Graph:
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """PyTorch whose GPU is this CPU."""
+    """Makes the CPU stand in for torch's GPU."""
     fake = types.ModuleType("torch")
     fake.__dict__.update(
         {name: getattr(torch, name) for name in ("mm", "bfloat16", "float16", "float32", "uint8")}
@@ -103,7 +103,7 @@ def test_every_loss_is_measured_and_set_next_to_the_model(gpu):
 
 
 def test_each_side_is_compared_with_itself_alone_while_the_other_runs_throughout(gpu, monkeypatch):
-    """A GPU on which copies slow a GEMM by 10%, a GEMM slows copies by 25%, and the clock falls all along."""
+    """A GPU on which copies slow a GEMM by 10%, a GEMM slows copies by 25%, and the clock keeps falling."""
     turns = []
 
     def ms(self, of, count, others):
@@ -122,7 +122,7 @@ def test_each_side_is_compared_with_itself_alone_while_the_other_runs_throughout
     assert all(len(set(each)) == 4 for each in rounds)
     assert len(set(rounds)) > 5  # in many orders, so that a drift of the clock does not favour a side
     for of, count, others in measured:
-        if others:  # the other side lasts longer than what is timed, even when that is slowed
+        if others:  # the other side outlasts the timed one, even a slowed one
             lasts = others * (0.5 if of == "gemm" else 2.0)
             assert lasts >= 1.9 * count * (2.0 if of == "gemm" else 0.5)
 

@@ -44,7 +44,7 @@ OPTIONAL = {
     "plan": {"report", "integrations", "cli"},
     "reproduce": {"report", "cli"},
 }
-"""Packages that the core never imports, and who may."""
+"""Packages that the core never imports, and the packages that may import them."""
 PUBLIC = {
     *("Policy", "Rule", "Timeline", "WeftError", "__version__"),
     *("analyze", "ops", "overlap", "restart", "tune"),

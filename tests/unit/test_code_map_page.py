@@ -23,7 +23,7 @@ TITLES = [
     "`weft plan`.",
     "`weft tune` on the simulator.",
 ]
-# Loaded by name: by torch, in the job's processes.
+# torch loads these by name in the job's processes.
 BY_NAME = {"integrations/autoload/weft_autoload.py", "tuning/live/job.py"}
 
 
@@ -50,7 +50,7 @@ def test_a_path_names_existing_files_once_each(title):
 
 @pytest.mark.parametrize("title", PATHS)
 def test_each_module_of_a_path_imports_one_before_it_or_is_imported_by_it(title):
-    """Directly, or through modules that the path leaves out."""
+    """The import may go through modules that the path leaves out."""
     reach = reachable()
     files = [name for name in PATHS[title] if name.endswith(".py")]
     for place, name in enumerate(files[1:], 1):

@@ -1,6 +1,6 @@
-"""The command line and the JSON that it writes: whatever the golden files have is still there.
+"""The command line and the JSON that it writes: everything in the golden files is still there.
 
-New commands, options and keys need no new golden files. See contract.py on how they were written.
+New commands, options and keys need no new golden files. contract.py writes them.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def test_the_planner_takes_the_same_time_at_the_efficiency_of_training(gpu, shap
     sustained = gemm_s(Gemm("any", *shape, 1), of, "bf16", figures, 1.0)
     slower = machine(gpu).figures.library_efficiency / figures.gemm_share(of, "bf16")
     assert sustained == pytest.approx(slower * gemms(gpu).cost(*shape).seconds, rel=0.15)
-    # The planner takes the H100's share for GPUs that nobody measured; an MI300X's clock falls further.
+    # The planner uses the H100's share for unmeasured GPUs; an MI300X's clock falls further.
     assert (0.75 if gpu == "mi300x" else 0.95) <= slower <= 1.2
 
 

@@ -110,7 +110,7 @@ def test_one_gpu_represents_copy_engines_by_a_delay():
 
 @pytest.fixture
 def torches(tmp_path):
-    """Two releases, as far as their defaults go."""
+    """Stand-ins for two torch releases with their defaults."""
 
     def make(version, passes):
         folder = tmp_path / version / "torch"

@@ -1,4 +1,4 @@
-"""Spans from recordings of an H200, next to what Kineto said of the same steps."""
+"""Spans from recordings on an H200, compared with Kineto's of the same steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRAMS = json.loads(gzip.decompress(FILE.read_bytes()))["programs"]
 
 
 def recording(found):
-    """As the shim would hand it over. Names of kernels are not in the file."""
+    """The recording as the shim would return it; the file has no kernel names."""
     raws = [
         SimpleNamespace(**dict(zip(found["fields"], values, strict=True)), grid=tuple(grid), copy=0)
         for values, grid in zip(found["raw"], found["grids"], strict=True)
@@ -37,7 +37,7 @@ def figures(rows):
 
 
 def compared(program):
-    """By recording of a program: ours and Kineto's figures."""
+    """Our figures and Kineto's, for each recording of a program."""
     for found in PROGRAMS[program]:
         spans = [s for s in spans_of(recording(found)) if s.kind != "memory"]
         yield figures([(s.kind == "comm", s.start_ns, s.end_ns) for s in spans]), figures(found["kineto"])

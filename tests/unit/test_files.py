@@ -1,4 +1,4 @@
-"""Files are replaced whole, and the process that writes them is left as it is."""
+"""Files are replaced atomically, and the writing process's own state is unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.files import write_whole
 def test_a_file_is_replaced_with_the_rights_of_any_new_file(tmp_path, monkeypatch):
     plain = tmp_path / "plain"
     plain.touch()
-    monkeypatch.setattr(os, "umask", None)  # it is the whole process's: other threads make files meanwhile
+    monkeypatch.setattr(os, "umask", None)  # umask is process-wide, and other threads may be creating files
     write_whole(tmp_path / "out", "one")
     write_whole(tmp_path / "out", b"two")
     assert (tmp_path / "out").read_text() == "two"

@@ -1,4 +1,4 @@
-"""Step times by the size of their inputs: what they explain, and what they must not be taken for."""
+"""Step times by input size: what sizes explain, and what they must not be credited with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def learned(steps: list[SizedStep], *, settled: bool = True) -> InputSizes:
 
 
 def drawn(count: int, seed: int = 0, least: float = 0.8, most: float = 1.2) -> list[SizedStep]:
-    """Steps of 100 ms for 1 MB, with 1% of scatter."""
+    """Steps of 100 ms per MB, with 1% scatter."""
     r = random.Random(seed)
     lengths = [r.uniform(least, most) for _ in range(count + 1)]
     return [
@@ -71,7 +71,7 @@ def test_inputs_that_are_suddenly_much_longer_are_seen():
 
 
 def test_inputs_that_slowly_become_longer_do_not_make_times_jump():
-    """Where a few are beyond what is known, those steps would look like stalls, and half of them like two paces."""
+    """A few lengths beyond the known range would look like stalls, and half of them like two paces."""
     sizes = learned(drawn(16))
     for growth in (1.0, 1.1, 1.2, 1.3):
         times = [
@@ -123,7 +123,7 @@ def test_a_job_that_gets_other_inputs_is_learned_anew():
 
 
 def test_inputs_that_explain_the_first_steps_only_are_not_used_later():
-    """Such as while the files of a first epoch are not in the cache, or shapes are compiled."""
+    """For example while the first epoch's files are not cached, or shapes are being compiled."""
     r, sizes = random.Random(0), InputSizes()
     later = []
     for number in range(200):
@@ -158,7 +158,7 @@ def test_a_job_that_alternates_is_not_made_more_uneven():
             ms, more = (100 * size, 1) if number % 2 else (200, 3)
             step = SizedStep(ms * math.exp(r.gauss(0, 0.01)), MB * more * size, MB)
             sizes.outdated(step)
-            sizes.note(step, 0 if number < 16 else r.randrange(3))  # then other policies come in between
+            sizes.note(step, 0 if number < 16 else r.randrange(3))  # then other policies run in between
             assert not sizes.matter
 
 
@@ -166,7 +166,7 @@ def test_a_job_that_alternates_is_not_made_more_uneven():
 
 
 def asked(record: Record, samples: list[tuple[Trial, Sample]]) -> list[float]:
-    """The times that weft takes the steps to have. The first 16 are a warm-up."""
+    """The step times that weft uses after accounting for sizes. The first 16 steps are a warm-up."""
     times = []
     for trial, sample in samples:
         if record.number >= 16:
@@ -180,7 +180,7 @@ def asked(record: Record, samples: list[tuple[Trial, Sample]]) -> list[float]:
 
 
 def of_ranks(count: int, *, light: bool = False, seed: int = 0) -> list[tuple[Trial, Sample]]:
-    """Steps that take a time by the longest input of three ranks; a watch knows that of the first."""
+    """Steps whose time depends on the longest input of three ranks; the watch knows only the first rank's."""
     r, steps = random.Random(seed), []
     for _ in range(count):
         copied = tuple(MB * r.uniform(0.5, 1.5) for _ in range(3))
@@ -245,7 +245,7 @@ def test_only_steps_under_one_policy_are_learned_from():
 
 
 def test_what_a_policy_copies_itself_is_not_taken_for_a_larger_input():
-    """Such as parameters that are kept in the host's memory, and are gathered more often."""
+    """For example parameters kept in host memory and gathered more often."""
     r, steps = random.Random(0), []
     for number in range(80):
         other = number >= 20 and number % 2
@@ -265,7 +265,7 @@ def test_what_a_policy_copies_itself_is_not_taken_for_a_larger_input():
 
 
 def told_apart(sizes: Iterable[float], seed: int, more: float = 0.0, hold: int = 1) -> int | None:
-    """The step at which the second of two policies, drawn for `hold` steps at a time, is found to copy more."""
+    """The step at which the second of two policies, each held for `hold` steps, is found to copy more."""
     r, by_policy, policy = random.Random(seed), CopiedByPolicy(), 0
     for number, size in enumerate(sizes):
         policy = r.randrange(2) if number % hold == 0 and number else policy

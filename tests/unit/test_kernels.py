@@ -84,7 +84,7 @@ def test_text_between_stars_is_matched_in_its_order(glob, name, matches):
 
 
 def test_a_hostile_pattern_is_decided_and_does_not_try_every_split():
-    """There are more splits of this name among the stars than a computer can try."""
+    """The stars can split this name in more ways than a computer can try."""
     code = "from weft.kernels import glob_regex; print(glob_regex(['*?' * 63 + 'z']).fullmatch('a' * 200))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True

@@ -23,7 +23,7 @@ from weft.tuning.live.tuned_job import read_record, read_result  # noqa: E402
 
 
 class Calls:
-    """The program's collectives, as the shim would report them."""
+    """The program's collectives, in the form in which the shim reports them."""
 
     def __init__(self, monkeypatch) -> None:
         self.log: list[communicators.CommunicatorCall] = []
@@ -42,7 +42,7 @@ class Calls:
 
 
 class Session:
-    """Stands in for the tuning; counts steps, and needs a look at every `each`-th."""
+    """Stands in for the tuning; counts steps, and must be called at every `each`-th."""
 
     made: ClassVar[list[Session]] = []
     each: ClassVar[int] = 1
@@ -75,7 +75,7 @@ class Controls:
 
 @pytest.fixture
 def group(monkeypatch, tmp_path):
-    """A process group of two ranks of which this process is the only one there, as with ghost ranks."""
+    """A process group of two ranks with only this process present, as with ghost ranks."""
     import torch.distributed as dist
 
     monkeypatch.setenv("WEFT_JOB", str(tmp_path))
@@ -149,7 +149,7 @@ def test_an_optimizer_that_steps_goes_before_the_collectives(monkeypatch, group,
 
 
 def test_steps_that_need_no_look_are_counted_later(monkeypatch, group, watching):
-    """By one optimizer; another one ends that, and its steps are told apart as if each had been looked at."""
+    """This needs a single optimizer; once a second one steps, steps end as if each had been looked at."""
     monkeypatch.setattr(Session, "each", 10)
     group()
     often, rarely = optimizer_of_two_weights(), optimizer_of_two_weights()
@@ -161,7 +161,7 @@ def test_steps_that_need_no_look_are_counted_later(monkeypatch, group, watching)
     (session,) = Session.made
     assert session.steps == 60
     assert session.looks == 6
-    assert len(seen) == 4 + 6  # those that show the period, and every tenth
+    assert len(seen) == 4 + 6  # the steps that show the period, and every tenth
     worker = threading.Thread(target=often.step)  # not the thread on which steps end
     worker.start()
     worker.join()
@@ -196,7 +196,7 @@ def test_the_watch_ends_where_no_step_repeats_any_more(monkeypatch, group, watch
 
 
 def test_an_optimizer_that_ends_no_step_has_no_free_ones(monkeypatch, group, watching):
-    """It steps now and then, perhaps several times in a row. What `weft top` shows are the other one's steps."""
+    """It steps now and then, perhaps several times in a row. `weft top` shows the other optimizer's steps."""
     monkeypatch.setattr(Session, "each", 10)
     group()
     often, rarely = optimizer_of_two_weights(), optimizer_of_two_weights()
@@ -295,7 +295,7 @@ def test_a_fork_of_a_rank_with_steps_of_its_own_is_not_tuned(group, watching):
 
 
 def test_what_is_known_is_saved_now_and_then(monkeypatch, group, watching, tmp_path):
-    """A program may be killed, or call os._exit, and is then not asked at its end."""
+    """A program may be killed or call os._exit, so its end may leave no chance to save."""
     monkeypatch.setattr(job, "SAVED_S", (0.0, 0.0))
     watching._save_after_s = 0.0
     group()
@@ -339,7 +339,7 @@ def test_an_error_of_ours_is_one_line_and_the_hooks_are_gone(monkeypatch, group,
 
 
 class PreemptedError(Exception):
-    """Of a program that saves a checkpoint and leaves."""
+    """Raised by a program that saves a checkpoint and exits."""
 
 
 class Handler:
@@ -409,7 +409,7 @@ def test_a_rank_that_runs_out_of_inputs_before_others_leaves_the_tuning(
 def test_two_threads_that_train_at_the_same_time_end_the_tuning(
     monkeypatch, group, watching, tmp_path, may_leave
 ):
-    """At a boundary of the one, ranks may be at different steps of the other, whose models change as well."""
+    """At a step boundary of one, ranks may be at different steps of the other, whose models change, too."""
     agreement = Mock()
     monkeypatch.setattr(Session, "agreement", agreement, raising=False)
     monkeypatch.setattr(Session, "may_leave", may_leave, raising=False)
@@ -479,7 +479,7 @@ def test_a_result_that_cannot_be_kept_stays_the_result(monkeypatch, group, watch
 
 
 def test_a_user_without_a_home_folder_is_tuned_without_earlier_results(monkeypatch):
-    """As in a container whose user has no entry in /etc/passwd."""
+    """For example in a container whose user has no entry in /etc/passwd."""
     from pathlib import Path
 
     from weft.policy import Policy

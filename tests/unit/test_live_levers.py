@@ -182,7 +182,7 @@ def test_a_change_of_a_model_must_be_possible_on_every_rank():
 
 @dataclass
 class FullJob:
-    """A job in which every lever may matter; its costs bound what they win, as a tracer would see them."""
+    """A job in which every lever may matter; its costs, as a tracer would see them, bound the gains."""
 
     seed: int
     noise: float = 0.01
@@ -221,7 +221,7 @@ class FullJob:
         return tuple(sorted((name, str(value)) for name, value in change.items()))  # type: ignore[return-value]
 
     def parts(self, policy: Policy) -> list[tuple[str, object]]:
-        """The changes that a policy is made of: of each lever, the one that says most."""
+        """The changes in a policy: for each lever, the most specific one."""
         found = []
         for changes in self.changes:
             fitting = [c for c in changes if all(getattr(policy, name) == value for name, value in c.items())]
@@ -230,7 +230,7 @@ class FullJob:
         return found
 
     def ms(self, policy: Policy) -> float:
-        """What a step takes: gains shrink each other, as they share what communication costs."""
+        """The step time: gains reduce each other, since they share the cost of communication."""
         if policy not in self.known:
             gains = [self.effects.get(part, 0.0) for part in self.parts(policy)]
             self.known[policy] = 40 * math.prod(1 - gain for gain in gains)
@@ -238,7 +238,7 @@ class FullJob:
 
     @property
     def best_ms(self) -> float:
-        """Of all combinations: no lever changes what another does, so of each lever the best."""
+        """The best of all combinations: levers are independent, so it has the best change of each."""
         of_levers = [[0.0, *(self.effects[self.key(c)] for c in changes)] for changes in self.changes]
         return 40 * math.prod(1 - max(gains) for gains in of_levers)
 
@@ -283,14 +283,14 @@ def test_more_levers_claim_no_more_gains_that_are_not_there():
 
 
 def found_5_percent(seed: int, noise: float) -> bool:
-    """Whether a job claims it in which one change takes 5% less time and nothing else matters."""
+    """Whether a job in which only one change matters, by 5%, claims that gain."""
     job = FullJob(seed, noise=noise, matters=False)
     names = sorted(job.effects, key=str)
     job.effects[names[seed % len(names)]] = 0.05
     job.known.clear()
     stages = [job.key(change) for stage in search_stages(job.facts, Policy()) for change in stage.changes]
     if names[seed % len(names)] not in stages:
-        return True  # its bound says that it cannot win so much: no job has it
+        return True  # its bound rules out such a gain, so no job has it
     outcome = play(job)
     outcome = watched(job, outcome) if outcome.still_open else outcome
     return outcome.kept and outcome.gain_pct > 2

@@ -31,13 +31,13 @@ CLOCKED_JOBS = 2  # of each kind whose steps also know the clock
 
 @pytest.mark.parametrize("a_a_jobs", [3, pytest.param(6, marks=pytest.mark.slow)])
 def test_where_no_policy_matters_at_most_2_percent_of_jobs_are_changed(a_a_jobs):
-    """`a_a_jobs`: of each other kind; benchmarks/live/noise.py plays more."""
+    """`a_a_jobs`: jobs of each other kind; benchmarks/live/noise.py plays more."""
     jobs = {name: CLOCKED_JOBS if name in CLOCKED else a_a_jobs for name in JOBS}
     claims = {
         name: sum(tuned(JOBS[name], seed).kept for seed in range(count)) for name, count in jobs.items()
     }
     assert sum(claims.values()) <= 0.02 * sum(jobs.values())
-    # One kind in which every fifth job is changed would be a kind that the draws do not protect.
+    # If every fifth job of a kind were changed, the random draws would not protect that kind.
     assert max(claims.values()) <= 2, claims
 
 

@@ -28,7 +28,7 @@ CTAS = (6, 16, 24, 32)
 
 
 class Job:
-    """A job of 40 ms a step, 12 CTAs, of which everything else is drawn at random, as far as it is not given."""
+    """A job of 40 ms a step and 12 CTAs; everything else is drawn at random unless given."""
 
     def __init__(self, seed: int = 0, **given: object) -> None:
         r = self.random = random.Random(seed)
@@ -53,7 +53,7 @@ class Job:
             setattr(self, name, value)
 
     def ms(self, policy: Policy) -> float:
-        """What a step truly takes."""
+        """The true step time in ms."""
         factor = self.ctas[policy.max_ctas] if policy.max_ctas else 1.0
         factor *= self.head if policy.head_start_us else 1.0
         factor *= self.priority if policy.priority == "high" else 1.0
@@ -61,7 +61,7 @@ class Job:
 
     @property
     def best_ms(self) -> float:
-        """Of all combinations."""
+        """The best true step time of all combinations."""
         shaped = self.residency.values() if TRITON in self.kernels else ()
         ctas = min([1.0, *(self.ctas[c] for c in self.choices)])
         return 40 * ctas * min(1, self.head) * min(1, self.priority) * min([1.0, *shaped])
@@ -101,19 +101,19 @@ def play(job: Job, default: Policy | None = None, **options: object) -> TunedJob
 
 
 def most_steps() -> int:
-    """Of warm-up and search, at most."""
+    """The most steps that warm-up and search may take."""
     at_meetings = proof.PROMISING_AT_MEETINGS * proof.STEPS_AFTER_MEETING
     budget = round(search.BUDGET_LIMIT * search.MOST_NOISY)
     return search.MOST_WARM_UP + budget + at_meetings + proof.MOST_BLOCKS * proof.BLOCK
 
 
 def steps_to_proof(outcome: TunedJob) -> int:
-    """Without those that only measure what a proven policy gains."""
+    """Steps of the search, without those that only measure the gain of a proven policy."""
     return outcome.steps - (len(outcome.proof.blocks) * proof.BLOCK if outcome.proof else 0)
 
 
 def watched(job: Job, outcome: TunedJob) -> TunedJob:
-    """What the watch makes of a proof that the search has left open."""
+    """How the watch settles a proof that the search left open."""
     status = WatchStatus(outcome, outcome.policy)
     watching = watch(outcome, status=status)
     trial = next(watching)
@@ -273,7 +273,7 @@ def test_it_waits_for_even_steps_but_not_for_ever(warm_up):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_steps_that_become_faster_during_all_of_the_warm_up_do_not_end_the_search(seed):
-    """Such as where compilation, or another job on the machine, slows down the first hundred steps."""
+    """For example because compilation, or another job on the machine, slows the first hundred steps."""
     job = quiet(noise=0.01, ctas={3: 1.4, 6: 1.2, 16: 0.8, 24: 0.95, 32: 1.0})
     step = job.step
     job.step = lambda policy: step(policy) * math.exp(-0.02 * job.steps)  # type: ignore[method-assign]
@@ -285,7 +285,7 @@ def test_steps_that_become_faster_during_all_of_the_warm_up_do_not_end_the_searc
 
 @pytest.mark.parametrize("slow", range(28, 42))
 def test_a_job_may_become_even_in_any_step_of_the_warm_up(slow):
-    """Also in its last one: then the search has not looked at these steps before."""
+    """Even in its last step: the search has then not seen such steps before."""
     job = quiet(ctas={3: 1.4, 6: 1.2, 16: 0.8, 24: 0.95, 32: 1.0})
     step = job.step
     job.step = lambda policy: step(policy) * 1.05 ** max(0, slow - job.steps)  # type: ignore[method-assign]
@@ -333,7 +333,7 @@ def test_nothing_is_tried_that_cannot_matter():
     ]
     assert all(
         name <= {"priority", "head_start", "head_start_us"} for name in names
-    )  # no CTAs to be had, one block, memory
+    )  # no CTA choices, one block, memory
     shaped = search_stages(Facts(collectives=4, kernels=(TRITON, NORM)), Policy())[-1].changes
     assert [change["residency"] for change in shaped] == [3, 2]
     assert all(change["when"] == "overlap" for change in shaped)
@@ -346,7 +346,7 @@ def test_a_kernel_is_shaped_by_default_and_the_others_spared_by_name():
         1,
         3,
         2,
-    ]  # the most launched beside collectives first
+    ]  # kernels launched most often beside collectives first
     spared = {rule.kernel: rule.residency for rule in shaped[1]["rules"]}
     assert spared["other_gemm"] is None
     assert "my_gemm" not in spared
@@ -437,7 +437,7 @@ def test_times_count_only_if_every_rank_has_them():
 
 
 def measured_blocks(seed: int, gain: float, host: float) -> int:
-    """How many blocks a proven gain is measured in, where the pace of the host changes every quarter of a second."""
+    """How many blocks measure a proven gain if the host's pace changes every quarter of a second."""
     noise = random.Random(seed)
     shown = proof.Proof(Policy(), Policy(bucket_mb=400.0), 0.012, gain, 0.02, (1,), [])
     claims: list[proof.Claim] = []

@@ -72,7 +72,7 @@ def test_an_optimizer_that_steps_seldom_begins_no_other_loop():
 
 @pytest.mark.parametrize("run", [200, 700])
 def test_optimizers_that_alternate_in_long_runs_are_steps_each(run):
-    """As in reinforcement learning: steps of the policy, then as many of the value function."""
+    """For example in reinforcement learning: steps of the policy, then as many of the value function."""
     found = ends(("a" * run + "b" * run) * 3)
     assert found[2 * run :] == ("." * (RUN - 1) + "|" * (run - RUN + 1)) * 4
 
@@ -82,7 +82,7 @@ def test_a_long_run_that_is_part_of_a_period_stays_part_of_it():
 
 
 def test_an_optimizer_is_not_taken_for_one_that_is_gone(monkeypatch):
-    """Else a rank on which it has the same id would count steps that other ranks do not count."""
+    """Otherwise a rank on which it has the same id would count steps that other ranks do not."""
 
     class Optimizer: ...
 

@@ -25,7 +25,7 @@ from weft.tuning.live.watch_status import ProbeEffects, WatchStatus
 
 DEFAULT, POLICY = Policy(), Policy(max_ctas=16)
 BEFORE = (100.0, 92.0)
-# From some step on: what the default and the policy take.
+# By kind of drift: the times of the default and of the policy from the drift on.
 DRIFTS = {
     "the policy turns slower": (100.0, 105.0),
     "longer sequences": (160.0, 168.0),
@@ -49,7 +49,7 @@ def left_alone() -> TunedJob:
 
 
 def play(outcome, steps, times, *, seed=0, sigma=0.01, status=None, record=None, **options):
-    """`times(step)`: what default and policy take. Returns the policy of every step and all lines said."""
+    """`times(step)`: times of default and policy. Returns the policy of every step, and all messages."""
     r = random.Random(f"watch {seed}")
     watching = watch(outcome, seed=seed, status=status, record=record, **options)
     trial, ran, said = next(watching), [], []
@@ -68,7 +68,7 @@ def play(outcome, steps, times, *, seed=0, sigma=0.01, status=None, record=None,
 
 
 def late(drift: str, seed: int, sigma: float = 0.01) -> int:
-    """Steps under the policy, of 40, from 50 steps after a drift on."""
+    """How many of 40 steps ran under the policy, from 50 steps after a drift on."""
     at = random.Random(seed).randrange(3, 200)
     ran, _ = play(
         kept(), at + 90, lambda step: DRIFTS[drift] if step >= at else BEFORE, seed=seed, sigma=sigma
@@ -136,7 +136,7 @@ def test_a_job_that_does_not_run_as_promised_says_so():
 
 
 def drawn(effect: float, count: int = 20, scatter: float = 0.01) -> list[Step]:
-    """Draws of a check in which the policy takes this much less time, as a logarithm."""
+    """Steps of a check in which the policy takes `effect` less time (as a logarithm)."""
     r = random.Random(7)
     return [Step(4.6 - effect * (n % 2) + r.gauss(0, scatter), n % 2, 0.5, n) for n in range(count)]
 
@@ -193,7 +193,7 @@ def test_a_job_that_changes_is_searched_again_once_the_budget_allows_it():
 
 @pytest.mark.parametrize("ms", [2.0, 5000.0])
 def test_trials_after_another_search_have_the_length_for_the_steps_of_now(ms):
-    """Where no policy is in force they were long, and the steps of the search before may have been short."""
+    """Trials were long while no policy was in force, and steps of the earlier search may have been short."""
     before = replace(left_alone(), default_ms=ms)
     status = WatchStatus(before, DEFAULT)
     watching = watch(before, each=steps_of_a_trial(ms), status=status)
@@ -254,7 +254,7 @@ def test_every_trial_names_the_steps_that_are_decided():
         assert trial.light
         assert len(trial.then) == 7
         trial = watching.send(Sample(92.0 if trial.policy == POLICY else 100.0))
-    assert AHEAD == 10  # what the conductor needs at 8 steps between decisions
+    assert AHEAD == 10  # the conductor's need at 8 steps between decisions
 
 
 def test_strange_samples_do_no_harm():
@@ -287,7 +287,7 @@ def kept_at_meetings(policy: Policy) -> TunedJob:
 
 
 def play_at_meetings(policy, steps, times, *, seed=0, sigma=0.01, status=None):
-    """`times(step)`: what a step takes by policy. Framework controls change only in trials that are not light."""
+    """`times(step)`: step time by policy. Framework controls change only in trials that are not light."""
     r, watching = random.Random(f"meetings {seed}"), watch(kept_at_meetings(policy), seed=seed, status=status)
     trial, ran, models = next(watching), [], policy.models
     while len(ran) < steps:

@@ -1,4 +1,4 @@
-"""A proof that the search has left open: it goes on in the watch, and what it shows is measured and stored."""
+"""A proof that the search left open continues in the watch; a proven gain is measured and stored."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_proof_that_goes_on_follows_steps_that_become_long():
     while status.outcome is outcome:
         lengths.append(trial.steps)
         trial = watching.send(Sample(98.0 if trial.policy == POLICY else 100.0))
-    assert (set(lengths[:12]), set(lengths[17:])) == ({8}, {1})  # once it has run what was decided
+    assert (set(lengths[:12]), set(lengths[17:])) == ({8}, {1})  # once it has run the trials already decided
     assert status.outcome.steps == outcome.steps + sum(lengths)
 
 
@@ -93,7 +93,7 @@ def test_a_gain_that_is_proven_in_the_watch_is_measured_in_blocks_of_steps(each)
     assert end["state"] == "kept"
     assert "measured any further" not in end["text"]
     assert status.outcome.proof.blocks
-    if each == 1:  # else a trial is as long as the effect of a change
+    if each == 1:  # otherwise a trial is as long as the effect of a change
         assert end["gain_pct"] == pytest.approx(4, abs=1)
         low, high = end["ci"]
         assert low <= 4 <= high
@@ -207,7 +207,7 @@ def test_another_search_starts_with_nothing_from_before_it():
 
 
 class Kept(list[str]):
-    """The labels that an `Earlier` keeps, or "" where it removes one."""
+    """The labels that an `Earlier` stores; "" where it removes one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.earlier = Earlier(DEFAULT, lambda line: None)

@@ -39,7 +39,7 @@ class Rig:
             self.problems[group] = problem
         self.barriers[group].wait()
         failed = bool(self.problems[group])
-        self.barriers[group].wait()  # both have read it
+        self.barriers[group].wait()  # until both have read it
         if failed:
             raise UnavailableError(problem or "another rank")
 

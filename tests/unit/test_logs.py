@@ -1,4 +1,4 @@
-"""Diagnostics: silent by default, on stderr when asked for, and never the program's problem."""
+"""Diagnostics: silent by default, on stderr on request, and never a failure of the program."""
 
 from __future__ import annotations
 

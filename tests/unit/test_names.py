@@ -10,7 +10,7 @@ import weft
 
 SOURCE = Path(weft.__file__).parent
 MOST_SHARED = 14
-"""Names that may be defined in more than one module: commands and the functions behind them, mostly."""
+"""How many names may be defined in more than one module: mostly commands and the functions behind them."""
 
 
 def trees() -> list[tuple[str, ast.Module]]:

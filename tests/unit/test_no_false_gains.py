@@ -1,4 +1,4 @@
-"""Where all candidates are equal, a tuner says so: at most 5% of replays may find a gain that is not there."""
+"""If all candidates are equal, a tuner says so: at most 5% of replays may find a false gain."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ALLOWED = 0.05
 NOISE = {
     "normal": scatter(0.02),
     "heavy tails": student(0.02),
-    "a cycle of four": every(4, 0.05),  # every fourth measurement is slower, whatever it is of
+    "a cycle of four": every(4, 0.05),  # every fourth measurement is slower, whatever the candidate
 }
 
 
 def noise(seed, kind):
-    """Relative times of things that are all equal."""
+    """Relative times of equal candidates."""
     return partial(next, NOISE[kind](random.Random(f"equal {seed}")))
 
 

@@ -1,4 +1,4 @@
-"""Node profiles: what they say of a collective, the files they come from, and the model behind them."""
+"""Node profiles: their predictions for a collective, their files, and the model behind them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_more_bytes_never_make_it_faster_and_the_range_includes_it(node, kind, o
 
 @pytest.mark.parametrize("node", NODES, ids=lambda node: node.name)
 def test_no_bytes_take_no_time(node):
-    """Also where a curve has points, which begin at a start-up time, and for fewer ranks than it has."""
+    """Holds for curves with points, which begin at a start-up time, and for fewer ranks than the node's."""
     for kind in NODE_COLLECTIVES:
         for ranks in (2, node.ranks):
             assert node.collective(kind, 0, ranks=ranks).us == 0, kind
@@ -104,7 +104,7 @@ def test_a_switch_reduces_with_its_own_ctas_and_small_messages_take_few():
 
 
 def test_bytes_through_memory_are_conserved():
-    """What all ranks send is what all ranks have written into their buffers."""
+    """All ranks together write into their buffers what all ranks send."""
     n, size = 8, 64 * MIB
     for kind, results in (("all_gather", size), ("reduce_scatter", size / n), ("all_to_all", size)):
         _, written = memory_traffic(kind, size, n, "ring")

@@ -1,4 +1,4 @@
-"""Import of nccl-tests logs: every layout gives the times back, and what is no log is refused in one line."""
+"""Import of nccl-tests logs: every layout yields the same times, and anything else is refused in one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FACTORS = {
     "alltoall": lambda n: (n - 1) / n,
 }
 MEASURED = {size: round(20 + size / 2e5, 2) for size in SIZES}
-"""Bytes and microseconds of every log here."""
+"""Microseconds by size in bytes, the same in every log here."""
 
 
 def ranks_of(
@@ -119,7 +119,7 @@ def interleaved(program: str) -> list[str]:
 
 
 def each_iteration(program: str) -> list[str]:
-    """`-I 1 -S 1`: four more columns in each half, and the time of day."""
+    """The log of `-I 1 -S 1`: four more columns in each half, and the time of day."""
     lines = []
     for line in log(program):
         words = line.split()
@@ -237,7 +237,7 @@ def test_the_first_logs_list_ranks_without_processes_and_times_in_milliseconds(t
 
 
 def test_bandwidths_of_2020_and_lists_of_ranks_that_are_cut(tmp_path):
-    """Both bandwidths of an all-gather were those of the other ranks' bytes; reports leave out rank lines."""
+    """Both bandwidths of an all-gather then counted only other ranks' bytes; cut logs lack rank lines."""
     lines = oldest("all_gather")
     for at, line in enumerate(lines):
         if (words := line.split())[0].isdecimal():

@@ -18,7 +18,7 @@ from weft.ops.teams import Team  # noqa: E402
 
 
 class _NoNccl(Team):
-    """Two ranks over gloo; every exchange is answered as this rank would."""
+    """Two ranks over gloo; in every exchange the other rank answers like this one."""
 
     def __init__(self):
         gloo = type("ProcessGroupGloo", (), {})()
@@ -32,7 +32,7 @@ class _NoNccl(Team):
 
 
 def test_a_program_whose_group_cannot_move_gpu_tensors_is_left_unchanged(monkeypatch, tmp_path):
-    """Nothing is replaced by the pick, by WEFT_OPS=all, or in a graph; `weft run` says why in its closing line."""
+    """Neither the pick, WEFT_OPS=all nor a graph replaces anything; `weft run` says why in its last line."""
     monkeypatch.setattr(promise, "pick_arguments", lambda x: ("bf16", "h200"))
     x = SimpleNamespace(device=SimpleNamespace(type="cuda", index=0), dtype=torch.bfloat16)
     problem, call = Problem(m=16384, n=8192, k=8192, ranks=2), Call("all_gather_matmul")

@@ -1,4 +1,4 @@
-"""The wheel and the source archive: what is in them, and what a failed compile does."""
+"""The wheel and the source archive: their contents, and the effect of a failed compile."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_only_a_pick_in_doubt_is_simulated_and_the_same_call_is_remembered(monke
     module._pick.cache_clear()
     assert (pick(*sizes, "mesh").schedule, pick(*sizes, "mesh").engine) == alone
     assert pick(*sizes, "mesh") is pick(*sizes, "mesh")
-    # A small gain, several that are close, ranks that are not alike.
+    # A small gain, several close schedules, ranks that differ.
     for gain, most, topology in ((0.05, 1, "mesh"), (0.5, 2, "mesh"), (0.5, 1, "pcie")):
         close = [("hetero-fused-1d", "dma"), ("uniform-fused-1d", "dma")][:most]
         monkeypatch.setattr(module, "seconds", lambda _, *found, g=gain, c=close: 1 - g * (found in c))

@@ -1,4 +1,4 @@
-"""Machines without the shim: analyze, plan, report and the simulator need nothing that only POSIX systems have."""
+"""Machines without the shim: analyze, plan, report and the simulator need no POSIX-only features."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import weft
 SOURCE = Path(weft.__file__).parents[1]
 TRACES = Path(__file__).parents[1] / "data/traces"
 
-# Takes away what Windows does not have. sys.platform stays: numpy and others would load the wrong files.
+# Removes what Windows lacks. sys.platform stays, since numpy and others would load the wrong files.
 WINDOWS = """
 import os, signal, sys
 for name in ("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"):
@@ -48,7 +48,7 @@ MAIN = "from weft.cli.main import main\nmain(sys.argv[1:])\n"
 def elsewhere(
     folder: Path, *words: str, setup: str = WINDOWS + NO_LIBRARIES, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `weft WORDS` in a process that has none of what Windows lacks, and no compiled library."""
+    """Run `weft WORDS` in a process without what Windows lacks, and without compiled libraries."""
     env = {**os.environ, "PYTHONPATH": str(SOURCE), "WEFT_STORE": str(folder / "store"), **more}
     command = [sys.executable, "-c", setup + MAIN, *words]
     return subprocess.run(

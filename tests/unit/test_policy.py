@@ -67,7 +67,7 @@ def test_one_head_start_has_one_form(given, mode, document, label):
 
 @pytest.mark.parametrize("key", ["comm", "max_ctas"])
 def test_a_key_that_is_there_twice_is_refused(key, tmp_path):
-    """json would take the last one: half of such a policy would be applied."""
+    """json keeps only the last one, so part of the policy would be lost silently."""
     text = '{"version": 1, "comm": {"max_ctas": 8}}'
     path = tmp_path / "policy.json"
     path.write_text(text.replace(f'"{key}":', f'"{key}": {{}}, "{key}":'))

@@ -33,7 +33,7 @@ H200 = {
 
 
 class FakeDriver:
-    """The calls of `Driver` that the probe makes, answered from a table."""
+    """The `Driver` calls that the probe makes, answered from a table."""
 
     def __init__(self, names=("NVIDIA H200",), attributes=H200, peers="nvlink"):
         self.names, self.attributes, self.peers = names, attributes, peers
@@ -45,7 +45,7 @@ class FakeDriver:
         return len(self.names)
 
     def device(self, index):
-        return index + 7  # a handle is no index
+        return index + 7  # a handle that is not an index
 
     def name(self, device):
         return self.names[device - 7]
@@ -73,7 +73,7 @@ def test_driver_values_take_precedence_over_the_preset():
     assert gpu.memory_bytes == 150_000_000_000
     assert gpu.spec.l2_bytes == 62914560 != preset.l2_bytes
     assert gpu.spec.throughput == preset.throughput
-    assert gpu.spec.copy_engines == preset.copy_engines  # the fake is silent about it
+    assert gpu.spec.copy_engines == preset.copy_engines  # the fake does not report it
     assert blocks_per_sm(gpu.spec, 128, 32, 56 * 1024) == 4
 
 

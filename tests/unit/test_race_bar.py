@@ -13,7 +13,7 @@ COUNT, NOISE = 40, 0.05
 
 
 def machine(seed, gap, spread, draw=None):
-    """One candidate is `gap` ahead of the rest, which is spread over `spread`; at a random place."""
+    """One candidate, at a random place, is `gap` faster than the others, which are spread over `spread`."""
     rng = np.random.default_rng(seed)
     times = rng.permutation(np.append(1.0, (1 + gap) * (1 + spread * rng.random(COUNT - 1))))
     drawn = iter((draw or (lambda r, n: NOISE * r.standard_normal(n)))(rng, 20_000).tolist())
@@ -21,7 +21,7 @@ def machine(seed, gap, spread, draw=None):
 
 
 def grid_finds(repeats, gap, spread, trials=300):
-    """How often measuring each candidate so many times finds the best."""
+    """How often measuring each candidate `repeats` times finds the best."""
     found = 0
     for seed in range(trials):
         times, _ = machine(10**6 + seed, gap, spread)
@@ -34,7 +34,7 @@ def grid_finds(repeats, gap, spread, trials=300):
 
 @pytest.mark.parametrize(("gap", "spread", "repeats"), [(0.03, 0.3, 14), (0.05, 0.5, 7)])
 def test_the_best_of_forty_at_a_third_of_the_grid(gap, spread, repeats):
-    assert grid_finds(repeats - 3, gap, spread) < 0.97  # the grid is not larger than it has to be
+    assert grid_finds(repeats - 3, gap, spread) < 0.97  # the grid is no larger than necessary
     wins = 0
     for seed in range(100):
         times, measure = machine(seed, gap, spread)
@@ -46,7 +46,7 @@ def test_the_best_of_forty_at_a_third_of_the_grid(gap, spread, repeats):
 
 @pytest.mark.parametrize("spread", ["uniform", "even", "lognormal"])
 def test_the_call_as_it_comes_meets_the_bar(spread):
-    """No option given: a third of 15 rounds, where the grid needs 20 rounds for the first two of these."""
+    """No options: a third of 15 rounds, while the grid needs 20 rounds for the first two of these spreads."""
     wins = 0
     for seed in range(100):
         rng = np.random.default_rng([seed, 31])

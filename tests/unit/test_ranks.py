@@ -1,4 +1,4 @@
-"""Ranks that agree through a store: the same decision everywhere, also when one is late, silent or out of step."""
+"""Ranks agree through a store: the same decision everywhere, even if one is late, silent or out of step."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from weft.tuning.live.tuned_job import TunedJob, final
 from weft.tuning.live.watch import Watch, watch
 from weft.tuning.live.watch_status import WatchStatus
 
-# Time is simulated here; how long a thread waits for a processor has no meaning.
+# Time is simulated here; how long a thread waits for a CPU has no meaning.
 Session = partial(ImpatientSession, least_stall_s=60.0, least_deadline_s=60.0)
 
 
 class MemoryStore:
-    """What torch.distributed's stores do, between threads."""
+    """A torch.distributed store between threads."""
 
     def __init__(self) -> None:
         self.data: dict[str, bytes] = {}
@@ -65,7 +65,7 @@ class MemoryStore:
 
 
 def together(count: int, act) -> list:
-    """Every rank on a thread of its own."""
+    """Run each rank on its own thread."""
     with ThreadPoolExecutor(count) as pool:
         return [future.result(timeout=60) for future in [pool.submit(act, rank) for rank in range(count)]]
 
@@ -111,7 +111,7 @@ def test_a_silent_rank_ends_the_exchange_for_all_and_is_named():
     store = MemoryStore()
 
     def rank(number: int) -> dict | None:
-        if number == 0:  # its patience begins once the others have reported, and ends long before theirs
+        if number == 0:  # starts waiting after the others have reported, and gives up long before them
             store.wait(["1/report/1", "1/report/3"], timedelta(seconds=60))
         agreement = Agreement(store, number, range(4), deadline_s=20 if number else 0.3)
         return None if number == 2 else agreement.exchange({}, lambda reports: {"do": "run"})
@@ -160,7 +160,7 @@ def test_one_process_alone_needs_no_store():
 
 
 class Clock:
-    """Time that passes only in `sleep`."""
+    """A clock that advances only in `sleep`."""
 
     def __init__(self) -> None:
         self.now, self.pauses = 0.0, list[float]()
@@ -197,7 +197,7 @@ def test_a_decision_is_read_soon_after_it_was_written(monkeypatch):
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
 def test_what_a_signal_handler_raises_while_a_rank_waits_reaches_the_program(kind):
-    """In the `wait` of a store of torch no handler runs before the time is up."""
+    """In the `wait` of a torch store no handler runs before the timeout."""
     looks = []
 
     class Signalled(MemoryStore):
@@ -257,7 +257,7 @@ def test_ranks_at_different_steps_are_noticed_by_any_clock_they_share():
 
 
 class Rank:
-    """A rank of a job whose step takes as long as its policy says. Time is simulated; the threads are real."""
+    """A rank of a job whose policy sets the step time. Time is simulated; the threads are real."""
 
     def __init__(self, number: int, effects: dict[str, float]) -> None:
         self.number, self.effects = number, effects
@@ -293,7 +293,7 @@ class Rank:
 
     def apply(self, policy: Policy) -> None:
         if self.cannot and self.cannot in policy.label:
-            if self.halfway:  # what comes first in a policy is changed already
+            if self.halfway:  # the first part of the policy is already applied
                 self.policy = policy
             raise RuntimeError(f"no {self.cannot} here")
         self.policy = policy
@@ -438,13 +438,13 @@ def test_a_post_counts_only_if_all_ranks_have_made_it_since_the_last_announcemen
 def test_the_cost_of_a_search_counts_what_the_ranks_waited_for_between_steps():
     effects = {"ctas6": 1.2, "ctas16": 0.9, "ctas24": 0.95, "priority": 0.97, "head5": 1.02, "placed": 1.02}
     quick, slow = job(effects), job(effects, making_s=0.5)
-    assert slow[0].ran == quick[0].ran  # such time belongs to no step
+    assert slow[0].ran == quick[0].ran  # this time belongs to no step
     more_ms = slow[0].result["cost_ms"] - quick[0].result["cost_ms"]
     assert more_ms == pytest.approx(500 * slow[1].prepared, rel=0.02)
 
 
 def test_the_cost_of_a_search_counts_the_release_of_what_it_made():
-    """Ranks release it between steps, after the search: a watch is already on."""
+    """Ranks release it between steps after the search, when the watch has already begun."""
     costs = []
     for releasing_s in (0.0, 0.7):
         store, statuses = MemoryStore(), list[WatchStatus]()
@@ -498,12 +498,12 @@ def test_short_steps_are_watched_together_and_all_ranks_still_change_at_the_same
     assert first.ran[1100:1190].count("overlap") <= 16
     assert "ctas16" in first.ran[1190]
     assert set(first.ran[-400:]) == {"overlap"}
-    assert marked[1100] - marked[700] < 400 / 7 + 2 * 400 / 8 / 10 + 10  # besides, a probe has two
+    assert marked[1100] - marked[700] < 400 / 7 + 2 * 400 / 8 / 10 + 10  # also, a probe has two
 
 
 def test_a_watch_of_short_steps_goes_on_with_single_steps_once_they_are_long():
-    """From 2 ms a step to 200: 8 steps a trial would make a check last 100 long steps. Then a search, whose cost
-    has nothing of the watch before it."""
+    """Steps go from 2 ms to 200: with 8 steps a trial, a check would last 100 long steps. Then a search,
+    whose cost includes nothing of the earlier watch."""
     store = MemoryStore()
 
     def one(number: int) -> tuple[Rank, list[WatchStatus]]:
@@ -543,7 +543,7 @@ def test_what_one_rank_cannot_prepare_is_tried_on_none():
 
 
 def test_what_one_rank_cannot_apply_is_dropped_on_all_and_communicators_stay_the_same():
-    """A rank that went back to its own communicators here, alone, would leave the others waiting in a collective."""
+    """A rank that returned to its own communicators alone would leave the others waiting in a collective."""
     ranks = job({"ctas6": 1.2, "ctas16": 0.8, "ctas24": 0.9, "head5": 0.9}, cannot="priority")
     ctas = [[policy.split("+")[-1] for policy in rank.ran] for rank in ranks]
     assert ctas[0] == ctas[1] == ctas[2]
@@ -552,7 +552,7 @@ def test_what_one_rank_cannot_apply_is_dropped_on_all_and_communicators_stay_the
 
 
 def test_a_policy_that_fails_halfway_in_its_preparation_is_taken_back():
-    """Half of it may be a communicator that the other ranks do not use: the next steps would hang."""
+    """The prepared half may be a communicator that other ranks do not use: the next steps would hang."""
     store, default = MemoryStore(), Policy()
     run = {"do": "run", "policies": [default.to_dict()], "order": [0, 0], "light": False}
 
@@ -576,7 +576,7 @@ def test_a_policy_that_fails_halfway_in_its_preparation_is_taken_back():
 
 
 def test_controls_of_models_that_can_no_longer_be_changed_keep_nothing_else_in_force():
-    """As where the program has given its DDP model a communication hook while a trial ran."""
+    """For example if the program registers a DDP communication hook while a trial runs."""
     trial = Policy(max_ctas=16, priority="high", bucket_mb=100)
     run = {"do": "run", "policies": [trial.to_dict()], "order": [0], "light": False}
 

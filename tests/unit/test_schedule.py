@@ -1,4 +1,4 @@
-"""Schedules: what they compute, what they move, and that the parts fit together."""
+"""Schedules: their results, the data they move, and that their parts fit together."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Rank:
 
 
 def simulate(schedules, xs, ws):
-    """All ranks at once: any step whose `after` is done may go, the last listed first, to meet missing edges."""
+    """Run all ranks. Of the steps that may run, the last listed goes first, to expose missing edges."""
     ranks = [Rank(s, x, w) for s, x, w in zip(schedules, xs, ws, strict=True)]
     mail: dict[tuple[int, int, int], np.ndarray] = {}
     progress = True

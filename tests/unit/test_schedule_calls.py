@@ -1,4 +1,4 @@
-"""The operations in one process: a group of one, what is refused, and which schedule is chosen."""
+"""The operations in one process: a group of one, refused calls, and the choice of a schedule."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_policy_that_says_nothing_of_schedules_changes_nothing(policy, asked):
 
 
 class Shape:
-    """Stands for a tensor on a GPU."""
+    """Stands in for a tensor on a GPU."""
 
     dtype = torch.bfloat16
     device = torch.device("cuda", 0)

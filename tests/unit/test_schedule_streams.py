@@ -1,7 +1,7 @@
 """The GPU runner without a GPU: a driver that runs each stream's queue as late as its events allow.
 
-Work is queued when it is issued and done afterwards, one stream at a time: any order that events and streams
-permit may come up on a GPU, and a missing event shows as a wrong result here.
+Work is queued when issued and executed later, one stream at a time, in any order that events and streams
+permit, as on a GPU; a missing event shows as a wrong result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAIN = 99
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Tiny products: threads only get in each other's way."""
+    """The matmuls are tiny: threads would only get in each other's way."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -43,11 +43,11 @@ def one_thread():
 
 
 class Gpu:
-    """Streams as queues. `settle` runs them in a random order that keeps what events and streams promise."""
+    """Streams as queues. `settle` runs them in a random order that respects events and streams."""
 
     def __init__(self, seed: int):
         self.queues: dict[int, list] = {}
-        self.records: dict[int, int] = {}  # event → how often recorded when issued
+        self.records: dict[int, int] = {}  # event → times recorded so far, at issue
         self.reached: dict[int, int] = {}
         self.random = random.Random(seed)
         self.now = MAIN
@@ -103,11 +103,11 @@ class Gpu:
         return kind == "until" and not what()
 
     def step(self) -> bool:
-        """One piece of work of some stream that is not blocked; False if there is none."""
+        """Run one piece of work from a stream that is not blocked; False if there is none."""
         streams = [s for s, queue in self.queues.items() if queue and not self.blocked(s)]
         if not streams:
             return False
-        # A stream that has begun tends to go on: the longest races are the likeliest to show.
+        # A stream that has begun tends to continue, which makes long races more likely to show.
         stream = (
             self.favourite if getattr(self, "favourite", None) in streams else self.random.choice(streams)
         )
@@ -125,7 +125,7 @@ class Gpu:
 
 
 class Stream:
-    """Stands for torch.cuda.Stream."""
+    """Stands in for torch.cuda.Stream."""
 
     def __init__(self, gpu, handle):
         self.gpu, self.cuda_stream = gpu, handle
@@ -138,7 +138,7 @@ class Stream:
 
 
 def on_gpus(monkeypatch, gpus):
-    """Products and copies of torch are queued too: on the stream that is current on this thread's GPU."""
+    """Queue torch's matmuls and copies too, on the current stream of this thread's GPU."""
     here = threading.local()
 
     @contextlib.contextmanager
@@ -186,7 +186,7 @@ def problem_of(operation, ranks, m, n, k, rank, rows, pieces):
 
 
 class Peers(HostPeers):
-    """Without a GPU nothing can be pinned."""
+    """HostPeers without pinned memory, which needs a GPU."""
 
     def outbox(self, key, rows, cols, dtype):
         return self.sent.setdefault(key, torch.empty(rows, cols))
@@ -218,7 +218,7 @@ def test_peers_in_host_memory(operation, name, ranks, m, monkeypatch):
         runner = StreamRunner(schedule, program, link, driver, lambda: MAIN)
         outs = [torch.full(schedule.buffers["out"], float("nan")) for _ in range(2)]
         given = [xs[rank], xs[rank] + 1]
-        for x, out in zip(given, outs, strict=True):  # one after the other, nothing done in between
+        for x, out in zip(given, outs, strict=True):  # issue one after the other, execute nothing in between
             runner.run((x, ws[rank], out))
         while gpu.step():
             pass
@@ -258,7 +258,7 @@ def test_rows_in_another_order_are_copied_in_front_of_the_matmul_that_reads_them
     done = [sum(bool(torch.isfinite(row).all()) for row in flat)]
     while gpu.step():
         done.append(sum(bool(torch.isfinite(row).all()) for row in flat))
-    assert torch.equal(flat, xs[rank])  # whole: a gradient uses it
+    assert torch.equal(flat, xs[rank])  # complete: a gradient uses it
     assert torch.equal(out, reference(OPERATIONS[1], xs, ws, rows)[rank])
     assert (len(set(done)) > 2) == (name not in ("serial", "uniform-fused-2d"))
 
@@ -313,7 +313,7 @@ def test_peers_of_a_node_take_its_time_and_results_are_those_of_host_peers(
 
 
 def check_sent(schedule, peers, products):
-    """What lies in the peers' pinned memory is this rank's product for them."""
+    """The peers' pinned memory holds this rank's results for them."""
     for peer, product in enumerate(products):
         boxes = [
             peers.sent[schedule.name, schedule.problem, send.id]
@@ -331,7 +331,7 @@ class Work:
 
 
 class Shared:
-    """Stands for symmetric memory: one buffer per rank, signals as counters."""
+    """Stands in for symmetric memory: one buffer per rank, with counters as signals."""
 
     def __init__(self, ranks, size):
         self.memory = [torch.zeros(size // 4 + 64) for _ in range(ranks)]
@@ -394,7 +394,7 @@ def all_ranks(monkeypatch, operation, name, ranks, m, make_link, seeds, pieces=N
                 schedules[rank], Operands.of(Call(operation), (xs[rank],), (ws[rank],), ()), memory
             )
             runner = StreamRunner(schedules[rank], program, link, driver, lambda: MAIN)
-            kept.append(runner)  # its scratch is known by address only
+            kept.append(runner)  # keep it alive: its scratch is referenced by address only
             for turn in range(2):
                 out = torch.full(schedules[rank].buffers["out"], float("nan"))
                 x = xs[rank] + turn
@@ -457,7 +457,7 @@ def test_peers_in_symmetric_memory(operation, name, ranks, m, monkeypatch):
 
 @pytest.mark.parametrize(("operation", "name"), CASES)
 def test_peers_by_rounds_of_sends_and_receives(operation, name, monkeypatch):
-    """What NCCL would do: each round one exchange, complete when all its parts are."""
+    """As with NCCL: one exchange per round, complete when all its parts are."""
 
     def make_link(schedules):
         ranks = len(schedules)

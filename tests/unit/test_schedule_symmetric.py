@@ -1,4 +1,4 @@
-"""Symmetric memory and zero-CTA groups where there is neither: clear words, no crash."""
+"""Symmetric memory and zero-CTA groups where neither exists: a clear message, no crash."""
 
 from __future__ import annotations
 

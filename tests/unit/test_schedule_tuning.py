@@ -1,4 +1,4 @@
-"""weft.ops.tune: which schedule is concluded from measurements, on times that are made up."""
+"""weft.ops.tune: the schedule that it concludes from made-up measurements."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def with_outliers(draw: random.Random) -> float:
 
 @pytest.mark.parametrize("noise", [gaussian, skewed, with_outliers])
 def test_of_equal_candidates_serial_stays(noise):
-    """500 replays in all; one that took the wrong bound of the interval chose another in 461 of 500."""
+    """500 replays in all; with the wrong bound of the interval, 461 of 500 chose another schedule."""
     trials, wrong = 167, 0
     for seed in range(trials):
         draw = random.Random(1000 + seed)

@@ -1,4 +1,4 @@
-"""`weft schema`: the schemas are valid, describe real documents, and refuse what is not one."""
+"""`weft schema`: the schemas are valid, accept real documents and reject others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The test by prediction of random draws: valid whatever the noise, and sharp where there is an effect."""
+"""The test that predicts random draws: valid under any noise, and powerful if there is an effect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_without_a_difference_the_capital_rarely_exceeds_what_it_may(kind):
             coins.add(step)
             peak = max(peak, coins.capital)
         above += peak >= most
-    # By Ville's inequality at most 1 in 10, however often one looks: 30, and 3 standard errors of 5.
+    # By Ville's inequality at most 1 in 10, however often one checks: 30, and 3 standard errors of 5.
     assert above <= 46
 
 

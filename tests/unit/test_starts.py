@@ -52,7 +52,7 @@ def result(ms: float, choices: tuple[int, ...] = (8, 16, 24), settings: tuple[st
 
 
 def play(times: dict[int | None, float], number: int) -> tuple[list[int | None], list[str]]:
-    """So many starts whose step depends on the CTAs: what each ran with, and what was said."""
+    """`number` starts whose step time depends on the CTAs: what each ran with, and the messages."""
     ran, said = [], []
     for i in range(number):
         memory = Memory(COMMAND, machine, coin=lambda i=i: i % 3 == 0)
@@ -104,13 +104,13 @@ def test_another_command_or_machine_starts_afresh():
 
 
 def begun(fixed=(), *, runs=False):
-    """A start that has begun: B before A. `runs`: whether others that have begun still run."""
+    """A start that has begun, B before A. `runs`: whether earlier starts still run."""
     memory = Memory(COMMAND, machine, fixed=fixed, coin=lambda: True, runs=lambda launcher: runs)
     return memory, memory.begin()
 
 
 def start(ms=None, *, fixed=(), ended_well=True, offers=(MORE_QUEUES, LARGER_BUFFERS)):
-    """One start of a job that offers both settings: what it ran with and what was said."""
+    """One start of a job that offers both settings: what it ran with, and the message."""
     memory, given = begun(fixed)
     done = result(ms, (), offers) if ms else stopped("it ended too early")
     return given, memory.learn(done, ended_well=ended_well)
@@ -142,7 +142,7 @@ def test_settings_are_compared_although_the_first_start_did_not_end_well():
     ("how", "next_one"),
     [
         ({"ended_well": False}, BUFFERS),
-        ({"ms": 30, "ended_well": False}, BUFFERS),  # fast, until it had no memory left
+        ({"ms": 30, "ended_well": False}, BUFFERS),  # fast, but it ran out of memory
         ({}, QUEUES),
         (None, BUFFERS),
     ],
@@ -150,7 +150,7 @@ def test_settings_are_compared_although_the_first_start_did_not_end_well():
 def test_a_start_without_a_result_is_repeated_unless_the_setting_may_have_broken_it(how, next_one):
     start(50)
     if how is None:
-        begun()  # and never came back
+        begun()  # and never finished
     else:
         assert start(**how)[0] == QUEUES
     assert start(50)[0] == next_one
@@ -161,11 +161,11 @@ def test_what_the_user_sets_is_neither_tried_nor_forgotten():
     start(40)
     assert start(50, fixed=["CUDA_DEVICE_MAX_CONNECTIONS"])[0] == BUFFERS
     assert start(50)[0] == {}  # the second start of that pair
-    assert start(50)[0] == QUEUES  # the pair begins anew
+    assert start(50)[0] == QUEUES  # the pair starts over
 
 
 def used(*times, **how):
-    """Starts with these step times of a job that offers one setting: which had it, and what was said last."""
+    """Starts with these step times of a job that offers one setting: which had it, and the last message."""
     done = [start(ms, offers=(MORE_QUEUES,), **how) for ms in times]
     return [given == QUEUES for given, _ in done], done[-1][1]
 
@@ -201,7 +201,7 @@ def test_two_starts_at_once_are_not_compared():
     assert given == QUEUES
     second, given = begun(runs=True)
     assert (given, second.learn(result(70))) == ({}, starts.OVERLAPPED)
-    assert "pair 1 of 8" in first.learn(result(30, ()))  # not with this one, which had to share the GPU
+    assert "pair 1 of 8" in first.learn(result(30, ()))  # this start shared the GPU, so it does not count
     assert start(45)[0] == QUEUES
     first, _ = begun()
     begun(runs=True)
@@ -241,7 +241,7 @@ def test_what_nccls_configuration_files_set_is_the_users(tmp_path):
     own.write_text("# NCCL_DEBUG=INFO\nNCCL_BUFFSIZE = 2097152\n\n")
     system.write_text("NCCL_MAX_CTAS=8\n")
     assert configured({"HOME": str(tmp_path)}, system) == {"NCCL_BUFFSIZE", "NCCL_MAX_CTAS"}
-    os.mkfifo(tmp_path / "pipe")  # nobody writes to it: reading would wait for ever
+    os.mkfifo(tmp_path / "pipe")  # no writer: reading would block forever
     for name in ("none", "pipe"):
         own = {"HOME": str(tmp_path), "NCCL_CONF_FILE": f"{tmp_path}/{name}"}
         assert configured(own, tmp_path / "no") == set()
@@ -262,7 +262,7 @@ def history(ms, settings, number, draw):
 
 
 def scatters(draw):
-    """Relative step times of one start after the other: kinds of scatter between processes of one command."""
+    """Relative step times of successive starts: kinds of scatter between processes of one command."""
     walk, starts = [0.0], count()
 
     def wander() -> float:
@@ -360,7 +360,7 @@ def test_the_program_is_started_with_it_and_the_user_is_told(tmp_path, monkeypat
     Memory(COMMAND, machine).learn(result(50, (8,), (MORE_QUEUES,)))
     seen = tmp_path / "seen"
     script = f"import json, os; json.dump(dict(os.environ), open({str(seen)!r}, 'w'))"
-    command = [sys.executable, "-c", RUN, script]  # a process of its own: weft run ends like the program
+    command = [sys.executable, "-c", RUN, script]  # a separate process: weft run ends like the program
 
     def run() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stderr

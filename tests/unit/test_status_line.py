@@ -1,4 +1,4 @@
-"""The line that a long command shows on a terminal, and nowhere else."""
+"""The status line of a long command, shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
 
 
 class Immediate(threading.Timer):
-    """A timer whose time has come at once, on the thread that starts it."""
+    """A timer that fires at once, on the thread that starts it."""
 
     def start(self) -> None:
         self.function()

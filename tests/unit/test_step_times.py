@@ -1,4 +1,4 @@
-"""The published steps of a process: several that were timed together stand for as many, also at the end of the ring."""
+"""The published steps of a process: steps timed together count as that many, even at the ring's end."""
 
 from __future__ import annotations
 

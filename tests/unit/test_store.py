@@ -1,4 +1,4 @@
-"""The store of verdicts: what comes back, what is stale, many writers at once, and every way a file can be bad."""
+"""The store of verdicts: lookups, stale entries, many writers at once, and every kind of bad file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def store(tmp_path):
 
 def test_what_was_put_comes_back(store):
     assert store.get(KEY) is None
-    assert not store.path.parent.exists()  # asking makes nothing
+    assert not store.path.parent.exists()  # a lookup creates no file
     before = time.time()
     store.put(KEY, POLICY, VERDICT)
     found = Store(store.path).get(KEY)
@@ -92,7 +92,7 @@ def test_the_default_place(monkeypatch, tmp_path):
     monkeypatch.delenv("WEFT_STORE")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert Store().path == tmp_path / "weft" / "verdicts.sqlite"
-    monkeypatch.setenv("XDG_DATA_HOME", "relative")  # the XDG specification: not to be used
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")  # the XDG specification: ignore relative paths
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_path() == tmp_path / ".local" / "share" / "weft" / "verdicts.sqlite"
 
@@ -125,7 +125,7 @@ for turn in range(15):
 
 
 def test_many_processes_write_at_once(tmp_path):
-    path = tmp_path / "new" / "verdicts.sqlite"  # made by whoever comes first
+    path = tmp_path / "new" / "verdicts.sqlite"  # created by the first writer
     with ExitStack() as stack:
         writers = [
             stack.enter_context(
@@ -298,7 +298,7 @@ def test_a_store_of_somebody_else_can_be_read():
     import shutil
     import tempfile
 
-    folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to others
+    folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to other users
     try:
         store = Store(folder / "verdicts.sqlite")
         store.put(Key("g", "d", "n", "t", "w"), Policy(max_ctas=4), {})

@@ -1,4 +1,4 @@
-"""`weft.tune(fn)`: verdicts with injected times, live controls that are faked, two gloo ranks; and `weft.restart()`."""
+"""`weft.tune(fn)`: verdicts with injected times, fake live controls, two gloo ranks; and `weft.restart()`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_does_not_help_is_left_alone_with_the_reason(high, said):
 def test_a_gain_that_does_not_hold_is_left_alone():
     counts = itertools.count()
 
-    def ms(policy):  # ahead at first, then level
+    def ms(policy):  # faster at first, then equal
         return 9.0 if policy == HIGH and next(counts) < 4 else 10.0
 
     tuned = weft.tune(nothing, measure=ms, candidates=[HIGH])
@@ -125,7 +125,7 @@ def test_on_the_cpu_by_the_clock_when_asked():
 
 
 class FakeControls:
-    """What LaunchControls offers, over a step whose length, on a clock of its own, depends on the policy."""
+    """Stands in for LaunchControls; on its simulated clock the step time depends on the policy."""
 
     seconds = 0.0
 
@@ -173,7 +173,7 @@ def live(monkeypatch, tmp_path):
 def test_live_controls_are_tried_and_given_back(live):
     tuned = weft.tune(live.step, rounds=5)
     assert tuned.policy.max_ctas == 16
-    assert live.prepared == [16]  # 4 was refused, and is no candidate
+    assert live.prepared == [16]  # 4 was refused, so it is no candidate
     assert all(one.policy.max_ctas != 4 for one in tuned.candidates)
     assert any(one.policy.priority == "high" for one in tuned.candidates)
     assert any(one.policy.residency == 3 for one in tuned.candidates)
@@ -213,7 +213,7 @@ def test_a_named_callable_is_measured_once(live, monkeypatch):
     assert not weft.tune(live.step, name="another", candidates=[HIGH], rounds=3).stored
     monkeypatch.setattr(
         "weft.tuning.entry.MAX_AGE_S", -1.0
-    )  # all is stale: measured again, the old winner too
+    )  # all entries are stale: everything is measured again, the old winner too
     again = weft.tune(live.step, name="step", candidates=[HIGH], rounds=3)
     assert not again.stored
     assert first.policy in [one.policy for one in again.candidates]
@@ -223,7 +223,7 @@ def test_a_broken_store_costs_a_warning(live, tmp_path):
     (tmp_path / "verdicts.sqlite").write_bytes(b"no database" * 100)
     with pytest.warns(UserWarning, match="damaged") as warned:
         assert weft.tune(live.step, name="step", candidates=[HIGH], rounds=3).best_ms > 0
-    assert len(warned) == 2  # once when read, once when written
+    assert len(warned) == 2  # once on reading, once on writing
 
 
 def test_a_stored_verdict_of_another_kind_is_measured_again(live, tmp_path):
@@ -310,7 +310,7 @@ def test_two_ranks_try_the_same_and_judge_the_slowest(tmp_path):
     assert first["policy"] == second["policy"] == HIGH.to_dict()
     assert first["seen"] == second["seen"]
     assert first["gain"] == second["gain"]
-    assert first["labels"] == ["overlap", "priority", "head5", "head7"]  # 4 CTAs: not on every rank
+    assert first["labels"] == ["overlap", "priority", "head5", "head7"]  # no ctas4: one rank lacks it
     assert "rank 1 cannot" in first["problems"][3]
     assert first["problems"] == second["problems"]
 

@@ -1,4 +1,4 @@
-"""`weft tune` on a GPU that is made up: ranking, the store, the written policy; and `weft store`."""
+"""`weft tune` on a made-up GPU: ranking, the store, the written policy; and `weft store`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_simulator_rules_out_what_is_not_promising_and_says_so(weft, gpu):
     assert document["ranked_out"] > 0
     labels = [row["candidate"] for row in document["candidates"]]
     assert labels[:2] == ["sequential", "overlap"]
-    assert {"priority", "head5", "ctas4"} <= set(labels)  # every control alone is tried
+    assert {"priority", "head5", "ctas4"} <= set(labels)  # each control is tried alone
     assert sum(label.removeprefix("res").isdecimal() for label in labels) >= 2
     assert "res" in document["verdict"]["candidate"]
     _, out, _ = weft(*WORDS, "--fresh")

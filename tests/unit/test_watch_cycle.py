@@ -1,4 +1,4 @@
-"""The cycle of a watched job: trials are compared without what their place in it explains."""
+"""The cycle of a watched job: trials are compared after removing the effect of their place in it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A plain training loop with Accelerate, as in its examples.
 
 accelerated.py llama        a few wide layers, bf16
-accelerated.py classify     BERT on sentences of different lengths, padded by batch; evaluation now and then
+accelerated.py classify     BERT on sentences of different lengths, padded per batch; periodic evaluation
 """
 
 import sys

@@ -1,8 +1,8 @@
 """The programs that live tuning is tried on, and the data that they read.
 
 JOBS are examples of this repository, at the sizes of configs.py. OURS are written in the style of the
-libraries' own examples. PUBLIC are scripts of public repositories, run as
-they are; their checkouts lie in a folder that is not part of this repository:
+libraries' own examples. PUBLIC are unmodified scripts of public repositories; their checkouts are in a folder
+that is not part of this repository:
 
     nanogpt/    karpathy/nanoGPT                   simsiam/   facebookresearch/simsiam
     examples/   pytorch/examples                   timm/      huggingface/pytorch-image-models
@@ -36,9 +36,9 @@ class Program:
     folder: str | None = None
     """Folder of a public checkout; None: this folder."""
     tiny: tuple[str, ...] = ()
-    """The command line for a CPU; empty: the same, the script reads STRANGER_TINY."""
+    """The command line for a CPU; empty if it is the same and the script reads STRANGER_TINY."""
     pauses: bool = False
-    """It evaluates and starts new workers after each epoch: steps of more than PAUSE medians are left out."""
+    """Whether it evaluates and restarts workers after each epoch; steps over PAUSE medians are left out."""
 
     def root(self, public: Path) -> Path:
         """The folder that the program runs in."""
@@ -272,7 +272,7 @@ def prepare(public: Path) -> None:
 
 
 def _checkpoint(checkout: Path, folder: Path, torch: object) -> None:
-    """Random weights of the size that the folder's name says, in gpt-fast's own format."""
+    """Random weights of the size that the folder's name gives, in gpt-fast's own format."""
     import runpy
     import sys
 

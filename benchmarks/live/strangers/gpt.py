@@ -1,7 +1,7 @@
 """A small GPT in one file: DDP, two micro-batches a step, fused AdamW, clipping.
 
 gpt.py wide      a few wide layers
-gpt.py small     many narrow layers: bound by launches
+gpt.py small     many narrow layers: launch-bound
 """
 
 import os

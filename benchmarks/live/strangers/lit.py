@@ -1,4 +1,4 @@
-"""ResNet-50 (on a CPU a small convolution) by PyTorch Lightning, data parallel."""
+"""ResNet-50 (on a CPU, a small convolution) under PyTorch Lightning, data parallel."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A program in a process of its own, without weft or under `weft run --tune`, that runs and waits by turns."""
+"""A program in its own process, without weft or under `weft run --tune`, that alternately runs and waits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from strangers.catalog import HERE, Program
 
 STEPS = 10**9  # more than any turn has
 WAYS = ("without", "again", "tune")
-"""Two processes without weft show how far a program is from itself."""
-SHIM = "shim"  # a way of its own: under `weft run`, with nothing to do
+"""Two processes without weft show how much equal processes differ."""
+SHIM = "shim"  # an optional way: under `weft run`, with nothing to do
 TOLD = (
     "state",
     "text",
@@ -61,13 +61,13 @@ class Process:
         return (self.folder / "ready").exists() or self.ended()
 
     def begin(self) -> None:
-        """Its first turn, which ends after a few steps."""
+        """Start its first turn, which ends after a few steps."""
         pin(self.popen.pid, running_cores())
         (self.folder / "pause").touch()
         (self.folder / "gate").touch()
 
     def wait(self, until: float, condition: Callable[[], bool]) -> None:
-        """Wait for something that this process does."""
+        """Wait until this process meets a condition."""
         while not condition():
             if self.popen.poll() is not None:
                 raise EndedError(f"{self.way}: exit {self.popen.returncode}")
@@ -80,7 +80,7 @@ class Process:
         self.wait(until, (self.folder / "paused").exists)
 
     def hold(self) -> None:
-        """Give the threads that launch kernels a core each for good, the same in all processes of a run."""
+        """Pin each thread that launches kernels to one core, the same in all processes of a run."""
         rank = int((self.folder / "stepping").read_text())
         cores = sorted(running_cores())
         if len(cores) < 8:
@@ -91,11 +91,11 @@ class Process:
             pin_thread(thread, main if thread == rank else backward if name == "pt_autograd_0" else others)
 
     def tuned(self) -> bool:
-        """Whether no search goes on."""
+        """Whether no search is running."""
         return "tuning is over" in self._log()
 
     def still_open(self) -> bool:
-        """Whether a proof may go on: a policy was best, but its gain is not proven."""
+        """Whether a proof may still be open: a policy was best, but its gain is not proven."""
         return "is not proven" in self._log() and "proven in further steps" not in self._log()
 
     def changed(self) -> bool:
@@ -103,7 +103,7 @@ class Process:
         return "less time per step" in self._log()
 
     def go_on(self) -> None:
-        """Its next turn, which ends with `pause`."""
+        """Start its next turn, which ends with `pause`."""
         self._begin_turn(STEPS)
 
     def pause(self, until: float) -> None:
@@ -112,7 +112,7 @@ class Process:
         self.wait(until, (self.folder / "paused").exists)
 
     def turn(self, steps: int, until: float) -> float:
-        """Have it run so many steps; the seconds that they took."""
+        """Run `steps` steps; returns the seconds that they took."""
         self._begin_turn(steps)
         began = time.monotonic()
         self.wait(until, (self.folder / "paused").exists)
@@ -124,7 +124,7 @@ class Process:
         (self.folder / "pause").unlink()
 
     def stop(self) -> None:
-        """Have it end by itself, as a program does."""
+        """Ask it to end by itself, like a program that is done."""
         (self.folder / "stop").touch()
         (self.folder / "pause").unlink(missing_ok=True)
 
@@ -132,7 +132,7 @@ class Process:
         return self.popen.poll() is not None
 
     def close(self) -> list[list[float]]:
-        """Kill what is left of it; when its steps ended, by turns."""
+        """Kill what is left of it. Returns the times at which its steps ended, by turn."""
         code = self.popen.poll()
         self.problem = "" if code == 0 else "killed" if code is None else f"exit {code}"
         with suppress(ProcessLookupError, PermissionError):
@@ -157,7 +157,7 @@ class Process:
 
 
 def start(program: Program, way: str, public: Path, tiny: bool, node: str | None) -> Process:
-    """Start a process, as one of two ranks or as rank 0 of a node; it waits at its gate."""
+    """Start a process as one of two ranks or as rank 0 of a node; it waits at its gate."""
     folder = Path(tempfile.mkdtemp(prefix="weft-strangers-"))
     ranks = ["--ranks", str(RANKS)] if node is None else ["--node", node]
     command = [sys.executable, "-m", "weft.comm.ghost", *ranks, str(HERE / "watched.py")]
@@ -201,7 +201,7 @@ def environment(program: Program, folder: Path, public: Path, tiny: bool, node: 
 
 
 def waiting_cores() -> set[int]:
-    """A quarter of the cores, for processes that get ready."""
+    """A quarter of the cores, for processes that are getting ready."""
     cores = sorted(os.sched_getaffinity(0))
     return set(cores[len(cores) * 3 // 4 :])
 
@@ -225,7 +225,7 @@ def pin_thread(thread: int, cores: set[int]) -> None:
 
 
 def threads(root: int) -> list[tuple[int, str]]:
-    """Number and name of each thread of a process that leads a session, and of everything that it started."""
+    """Id and name of each thread of a session leader and of all its descendants."""
     found = []
     for process in family(root):
         with suppress(OSError):
@@ -236,7 +236,7 @@ def threads(root: int) -> list[tuple[int, str]]:
 
 
 def family(root: int) -> list[int]:
-    """A process that leads a session, and everything that it started."""
+    """A session leader and all its descendants."""
     numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     found = []
     for number in numbers:

@@ -1,7 +1,7 @@
 """Inference of a Llama of transformers, tensor parallel by torch's own plan; no optimizer.
 
 serve.py prefill     long prompts, one forward each
-serve.py generate    model.generate, a token at a time: bound by launches
+serve.py generate    model.generate, a token at a time: launch-bound
 """
 
 import os

@@ -1,14 +1,14 @@
-"""What the programs of this folder share: their size, the times at which their steps end, and their turns.
+"""Shared by the programs of this folder: their sizes, the times at which their steps end, and their turns.
 
 STRANGER_TINY    sizes for a CPU
-STRANGER_FOLDER  `stepping` appears there after a few steps, with the process's number. The program ends when
-                 `stop` appears, and leaves the times at which its steps ended, in seconds, in `times.json`: a
-                 list for each of its turns; and what memory it took. A turn ends with the step in which
-                 `pause` appears, or after as many steps as `turn` said when it began: the program waits until
-                 the device has finished, stops its data loaders, and makes `paused`. The next turn begins when
-                 `pause` is gone. `cores`: those of the data loaders that are forked, and of the threads that
-                 start, from now on (a loader of the next epoch has one that copies its batches), or at the
-                 latest from the next turn on; the program's own thread may have but one.
+STRANGER_FOLDER  The program creates `stepping` there after a few steps, with its process id. It ends when
+                 `stop` appears, and writes `times.json`: the times in seconds at which its steps ended, a
+                 list per turn; and its memory use. A turn ends with the step in which `pause` appears, or
+                 after the number of steps in `turn` when it began: the program waits until the device has
+                 finished, stops its data loaders, and creates `paused`. The next turn begins when `pause` is
+                 gone. `cores`: the cores of data loaders forked, and of threads started, from now on (the
+                 next epoch's loader has a thread that copies its batches), or at the latest from the next
+                 turn on; the program's own thread may have only one core.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from typing import TypeVar
 T = TypeVar("T")
 STEPS = 20_000  # more than anybody waits for
 FIRST_STEPS = 5
-WAITING_S = 0.005  # between two looks at `pause`: the other process has the same cores
+WAITING_S = 0.005  # between two checks of `pause`: the other process has the same cores
 _folder = Path(os.environ.get("STRANGER_FOLDER", "."))
 _stop, _pause = str(_folder / "stop"), str(_folder / "pause")
 _turns: list[list[float]] = [[]]
-_left = [STEPS * 1000]  # steps of this turn
+_left = [STEPS * 1000]  # steps left in this turn
 
 
 def pick(gpu: T, cpu: T) -> T:
@@ -55,14 +55,14 @@ def stamp() -> None:
 
 
 def _note_stepping() -> None:
-    """Tell which process steps; the file appears whole."""
+    """Write which process is stepping; the file appears atomically."""
     written = _folder / "stepping.part"
     written.write_text(str(os.getpid()))
     written.rename(_folder / "stepping")
 
 
 def _wait() -> None:
-    """The other process's turn."""
+    """Wait while the other processes have their turns."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
@@ -82,13 +82,13 @@ def _wait() -> None:
 
 
 def _leave_core() -> None:
-    """In a fork or a new thread: not the one core of the thread that started it."""
+    """In a fork or a new thread: leave the single core of the thread that started it."""
     with suppress(OSError, ValueError):
         os.sched_setaffinity(0, json.loads((_folder / "cores").read_text()))
 
 
 def _spread_threads() -> None:
-    """Threads that libraries have started since, such as NCCL's, have this thread's one core, too."""
+    """Move threads that libraries have started since, such as NCCL's, off this thread's single core."""
     with suppress(OSError, ValueError):
         cores, own = json.loads((_folder / "cores").read_text()), os.sched_getaffinity(0)
         for task in os.listdir("/proc/self/task"):  # noqa: PTH208 (they may end meanwhile)
@@ -105,7 +105,7 @@ def _signal_loaders(number: signal.Signals) -> None:
 
 
 def _memory() -> dict[str, float]:
-    """What the allocator took at most, and how often it asked the driver, which may wait for the GPU."""
+    """The allocator's peak memory, and how often it called the driver, which may wait for the GPU."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return {}

@@ -1,4 +1,4 @@
-"""A language model by the Hugging Face Trainer, from a configuration, with random weights and tokens.
+"""A language model under the Hugging Face Trainer, from a configuration, with random weights and tokens.
 
 trainer.py gpt2|bert|llama
 """

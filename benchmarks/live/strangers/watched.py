@@ -4,8 +4,8 @@
 
 STRANGER_STEP   what ends a step: `optimizer` (a call of any optimizer's step), `forward` (the end of the
                 outermost module's forward), or `self` (the script calls stopwatch.stamp itself)
-STRANGER_IMPORTS  modules, separated by commas; they are imported, a CUDA context is made, then this waits for
-                a file `gate` in STRANGER_FOLDER: a process can get ready while another one is measured
+STRANGER_IMPORTS  modules, separated by commas, to import before making a CUDA context and waiting for the
+                file `gate` in STRANGER_FOLDER: a process can get ready while another one is measured
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import stopwatch
 
 
 def wait_for_gate() -> None:
-    """Import what takes long, then wait until the GPU is free."""
+    """Make the slow imports, then wait until the GPU is free."""
     for name in filter(None, os.environ.get("STRANGER_IMPORTS", "").split(",")):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

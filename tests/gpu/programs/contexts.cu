@@ -1,5 +1,6 @@
-/* Contexts that come and go: cudaDeviceReset between rounds, and two contexts of which one is destroyed while the other
- * goes on. A kernel with the name of a collective keeps something in flight. Prints a digest of all results. */
+/* Contexts that come and go: cudaDeviceReset between rounds, and two contexts, one of which is destroyed while the
+ * other keeps running. A kernel with the name of a collective keeps something in flight. Prints a digest of all
+ * results. */
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -85,7 +86,7 @@ int main(void) {
         work w = begin();
         go_on(&w);
         finish(&w);
-        go_on(&w); /* still in flight when its context goes */
+        go_on(&w); /* still in flight when its context is destroyed */
         CHECK(cudaDeviceReset());
     }
     CHECK(cuInit(0));

@@ -1,4 +1,4 @@
-"""Copies inputs from the host in the ways that training loops do, and says what the shim counted of each."""
+"""Copies inputs from the host in the ways training loops do, and prints what the shim counted for each."""
 
 import json
 
@@ -7,7 +7,7 @@ import torch
 from weft.shim import binding
 
 copied = binding.copied_bytes()
-torch.ones(8, device="cuda").sum().item()  # a first launch, from which on copies are counted
+torch.ones(8, device="cuda").sum().item()  # copies are counted from the first launch on
 counts = {}
 
 

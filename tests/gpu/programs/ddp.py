@@ -1,4 +1,4 @@
-"""A small DDP training job, as anybody writes it; deterministic. Rank 0 prints its losses as JSON."""
+"""A small, ordinary and deterministic DDP training job. Rank 0 prints its losses as JSON."""
 
 from __future__ import annotations
 

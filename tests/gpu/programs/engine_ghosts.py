@@ -1,6 +1,6 @@
-"""Two ghost ranks whose all-gathers and all-to-alls lie in symmetric windows or not. Prints JSON about each.
+"""All-gathers and all-to-alls of two ghost ranks, in and outside symmetric windows. Prints JSON about each.
 
-With the argument `live`, comm.engine dma comes into force after the communicators were made.
+With the argument `live`, comm.engine dma takes effect only after the communicators exist.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RANKS, BYTES, REPEATS = 2, 1 << 22, 5
 
 
 class DeviceBytes:
-    """Memory of NCCL's as torch takes it."""
+    """Memory allocated by NCCL, wrapped for torch."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {
@@ -62,7 +62,7 @@ def all_to_all(ranks, send, recv, streams) -> None:
 
 
 def counted(issue, send, recv, streams, right) -> dict[str, object]:
-    """Whether the bytes are right every time, what was launched and what the shim counted."""
+    """Whether the bytes were right every time, the kernels launched, and what the shim counted."""
     before, equal = snapshot(), True
     for number in range(REPEATS):
         for rank, tensor in enumerate(send):

@@ -1,6 +1,6 @@
-"""cuBLAS, cuDNN attention and convolution, Triton, ATen, NCCL and a captured graph: an ordinary program.
+"""cuBLAS, cuDNN attention and convolution, Triton, ATen, NCCL and a captured graph in one ordinary program.
 
-Prints JSON: a digest of every output, what the profiler saw and, under weft, what the shim counted meanwhile.
+Prints JSON: a digest of every output, the kernels that the profiler saw and, under weft, the shim's counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several NCCL ranks of one process on one GPU, by NCCL's C API (needs NCCL 2.30, see tests/gpu/conftest.py)."""
+"""Several NCCL ranks in one process on one GPU, through NCCL's C API (see tests/gpu/conftest.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class UniqueId(ctypes.Structure):
 
 
 class Ranks:
-    """`count` ranks, each with its stream; every collective is issued for all of them."""
+    """`count` ranks, each with its own stream; every collective is issued on all of them."""
 
     def __init__(self, count: int = 2) -> None:
         os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
@@ -45,7 +45,7 @@ class Ranks:
             stream.wait_event(event)
 
     def joined_by(self, stream: torch.cuda.Stream) -> None:
-        """`stream` goes on when every rank is done."""
+        """Make `stream` wait until every rank is done."""
         for own in self.streams:
             stream.wait_stream(own)
 

@@ -1,4 +1,4 @@
-"""A tensor-parallel feed-forward on two ranks that share a GPU; it knows nothing of weft.
+"""A tensor-parallel feed-forward on two ranks that share a GPU; it does not import weft.
 
 `ops_adopted.py FOLDER WIDTH eager|compiled`: forward without gradients under torch's styles, or forward and backward
 through torch.compile, next to the whole layer on the same GPU. The group is gloo, which cannot gather GPU tensors
@@ -64,7 +64,7 @@ def main(rank: int, folder: str, width: int, how: str) -> None:
         "up": ColwiseParallel(),
         "down": RowwiseParallel(output_layouts=Shard(1)),
     }
-    for name, style in plan.items():  # every rank has all weights: nothing is sent
+    for name, style in plan.items():  # every rank has all weights, so nothing is sent
         parallelize_module(divided.get_submodule(name), mesh, style, src_data_rank=None)
     part = x.chunk(RANKS, 1)[rank].contiguous()
     if how == "eager":

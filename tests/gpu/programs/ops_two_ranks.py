@@ -1,6 +1,6 @@
 """Every schedule of every operation between GPU ranks: `ops_two_ranks.py RANKS FOLDER ENGINE`.
 
-Ranks share a GPU if there are fewer of them; then the group is gloo, and copies go through symmetric memory.
+If there are fewer GPUs than ranks, ranks share one: the group is then gloo, and copies use symmetric memory.
 """
 
 from __future__ import annotations

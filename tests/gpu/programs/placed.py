@@ -1,6 +1,6 @@
-"""A pipeline of GEMMs and all-reduces with two ranks on one GPU; prints how its kernels lay in time, and digests.
+"""A pipeline of GEMMs and all-reduces with two ranks on one GPU; prints when its kernels ran, and digests.
 
-`--blocked`: the collectives' streams wait a second first, so that compute has to go on without them.
+`--blocked`: the collectives' streams first wait for a second, so compute must proceed without them.
 `--graph`: the pipeline is captured and replayed.
 `--bias`: the GEMMs add a bias, for which torch calls cuBLASLt.
 """

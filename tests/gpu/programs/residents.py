@@ -1,4 +1,4 @@
-"""How many blocks of a kernel really live on an SM at once, counted by the blocks themselves. Prints JSON."""
+"""Counts, in the kernel itself, how many of its blocks are resident on an SM at once. Prints JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main() -> None:
     shapes = json.loads(sys.argv[1])
     rows = []
     for threads, shared in shapes:
-        measure(kernel, threads, shared)  # compiled and loaded before it is timed
+        measure(kernel, threads, shared)  # compile and load before timing
         natural = measure(kernel, threads, shared)
         for n in range(1, natural + 1):
             with weft.overlap(weft.Policy(residency=n)):

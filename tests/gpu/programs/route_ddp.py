@@ -1,4 +1,4 @@
-"""The job of ddp.py, which changes the CTAs of its all-reduce every few steps. Rank 0 prints JSON."""
+"""The job of ddp.py with the CTAs of its all-reduce changed every few steps. Rank 0 prints JSON."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def launches() -> dict[str, tuple[int, int]]:
-    """Launches so far and CTAs of the latest, of every kernel that communicates."""
+    """For each communication kernel, its launches so far and the CTAs of the latest one."""
     found = (kernel for kernel in snapshot()["kernels"] if kernel["kind"] == "comm")
     return {f"{k['name']} {k['threads']} {k['shared_bytes']}": (k["launches"], k["ctas"]) for k in found}
 

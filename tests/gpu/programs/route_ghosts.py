@@ -1,4 +1,4 @@
-"""Two ghost ranks whose all-reduce gets other CTAs while the program runs. Prints JSON about each phase."""
+"""Two ghost ranks; their all-reduce's CTAs change as the program runs. Prints JSON about each phase."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main() -> None:
         made = nccl.NcclRanks(ranks.library, 2, limit)
         fresh_ms[limit] = phase(None, made, send, recv, streams)["ms"]
         made.close()
-    # Which kernels overlap with a collective: tracked without a policy of any kind.
+    # Which kernels overlap with a collective is tracked even without a policy.
     binding.set_policy(None, track=True)
     a = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
     torch.mm(a, a)  # the library's start-up takes longer than a collective
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def launches() -> dict[str, tuple[int, int]]:
-    """Launches so far and CTAs of the latest, of every kernel that communicates."""
+    """For each communication kernel, its launches so far and the CTAs of the latest one."""
     found = (kernel for kernel in snapshot()["kernels"] if kernel["kind"] == "comm")
     return {f"{k['name']} {k['threads']} {k['shared_bytes']}": (k["launches"], k["ctas"]) for k in found}
 

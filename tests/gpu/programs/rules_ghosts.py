@@ -1,6 +1,6 @@
 """Two ghost ranks whose collectives follow rules that change while the program runs. Prints JSON about each phase.
 
-With an argument, it writes the policy to start it with to that file.
+With an argument, it only writes the policy that it must be started with to that file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TREE = Policy(comm_rules=(CommRule(collective="all_reduce", algorithm="tree", ct
 RING_LL = Policy(comm_rules=(CommRule(algorithm="ring", protocol="ll", ctas=4),))
 SIMPLE = Policy(comm_rules=(CommRule(algorithm="ring", protocol="simple", ctas=4, chunk=32768),))
 START = Policy(comm_rules=(CommRule(collective="send_recv", ctas=2),))
-"""What the job is started with: the channels of sends and receives are fixed from then on."""
+"""The policy at the start: it fixes the channels of sends and receives for good."""
 PHASES = {
     "plain": START,
     "ctas": CTAS,
@@ -122,7 +122,7 @@ def main() -> None:
     ranks = nccl.NcclRanks(nccl.load_nccl(), 2, 12)
     streams = [torch.cuda.Stream() for _ in range(2)]
     generator = torch.Generator("cuda").manual_seed(0)
-    # Whole numbers: a sum is the same in every order, so results can be compared bit by bit.
+    # Whole numbers: their sum does not depend on the order, so results can be compared bit by bit.
     data = {
         size: (
             [
@@ -133,7 +133,8 @@ def main() -> None:
         )
         for size in SIZES
     }
-    # A limit for all collectives: no sibling, no memory. Before any all-to-all, which the tuner plugin does not see.
+    # One limit for all collectives needs no sibling and no memory. This runs before any all-to-all, which the
+    # tuner plugin does not see.
     send, recv = data[SIZES[2]]
     measured(ranks.all_reduce, send, recv, streams, streams=streams)
     before = free_bytes()
@@ -145,7 +146,7 @@ def main() -> None:
     phases = [phase(name, ranks, streams, data) for name in PHASES]
     send, recv = data[SIZES[2]]
     exchanged = measured(ranks.all_to_all, send, recv, streams, streams=streams)
-    # A captured call keeps the job's policy, whatever is tried meanwhile.
+    # A captured call keeps the job's policy, whatever a trial sets.
     apply.apply(CTAS, START)
     captured = capture(ranks, streams, data[SIZES[2]])
     apply.apply(START, START)
@@ -174,7 +175,7 @@ def main() -> None:
 
 
 def capture(ranks, streams, pair) -> dict[str, object]:
-    """CTAs of an all-reduce that was captured while a trial's rules were in force, and whether it is correct."""
+    """CTAs of an all-reduce captured while a trial's rules were in force, and if its result is correct."""
     send, recv = pair
     recv[0].zero_()
     torch.cuda.synchronize()

@@ -1,5 +1,5 @@
 /* A long run on one GPU: LAUNCHES small kernels, and after every 1000 of them an all-reduce of two ranks that overlaps
- * with the next. Prints a digest of all results: it depends on no timing.
+ * with the next. Prints a digest of all results, which does not depend on timing.
  *
  *   soak LAUNCHES NCCL     NCCL: a library of 2.30 or newer, which places two ranks on one GPU */
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-"""A DDP job of one rank on a real NCCL that runs until the file `stop` is there; writes its own step times."""
+"""A one-rank DDP job on a real NCCL. Runs until the file `stop` appears; writes its own step times."""
 
 from __future__ import annotations
 

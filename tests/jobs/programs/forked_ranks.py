@@ -18,7 +18,7 @@ from ports import held_port
 
 
 def run_ranks(ranks: int, folder: str, timeout_s: float, main: Callable[[int, int], None]) -> int:
-    """How many ranks failed. The modules that `main` needs are best imported before, once for all ranks."""
+    """Returns how many ranks failed. Import the modules that `main` needs beforehand, once for all ranks."""
     if os.environ.get("OPS_STORE") == "tcp":  # then rank 0 hosts the store
         with held_port() as port:
             return _run_ranks(ranks, f"tcp://127.0.0.1:{port}", timeout_s, main)

@@ -1,4 +1,4 @@
-"""Programs that know nothing of weft, for tests of framework controls: python framework_job.py KIND STEPS.
+"""Programs without weft, for tests of framework controls: python framework_job.py KIND STEPS.
 
 Rank and world come from the environment, as torchrun sets them. Writes the losses to $RECORD/losses.RANK.
 """

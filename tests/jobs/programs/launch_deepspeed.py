@@ -6,7 +6,7 @@ import torch
 from launched import report
 from leaving import end
 
-# DeepSpeed would compile its all-reduce in shared memory first, for a minute; gloo does it as well.
+# DeepSpeed would first compile its shared-memory all-reduce, for a minute; gloo's is good enough here.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 deepspeed.init_distributed("gloo")
 torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What the programs of test_launchers.py have in common: each rank says how it was started."""
+"""Shared by the programs of test_launchers.py: each rank reports how it was started."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ def report(framework: str, ranks: int, losses: list[float]) -> None:
     shim = "libweft_shim.so" in Path("/proc/self/maps").read_text()
     rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
     line = f"{framework}: rank {rank} of {ranks}, shim {shim}, learns {losses[-1] < losses[0]}\n"
-    os.write(1, line.encode())  # in one piece, between the lines of other ranks
+    os.write(1, line.encode())  # in one write, so lines of ranks do not mix

@@ -1,7 +1,8 @@
 """weft.ops.parallelize on model families of Hugging Face transformers: `ops_families.py P FOLDER`.
 
-Losses and gradients of a tiny model of each family equal those of the plain one, with tokens that ranks cannot
-divide evenly; greedy generation with a cache and a padded batch too. Other families are refused, unchanged.
+Losses and gradients of a tiny model of each family equal those of the plain model, with a token count that
+the ranks do not divide; so do greedy generation with a cache and a padded batch. Other families are refused
+unchanged.
 Rank 0 prints a JSON line for each: `benchmarks/ops/families.py` keeps them.
 """
 

@@ -1,7 +1,7 @@
 """Random calls of weft.ops on P ranks over gloo, each compared with plain torch: `ops_fuzz.py P CALLS SEED`.
 
-Every rank draws the same cases from the seed and makes everybody's tensors, so that the reference needs no
-communication: it is computed in fp64 from all ranks' tensors.
+Every rank draws the same cases from the seed and makes all ranks' tensors, so the reference needs no
+communication: it is computed in fp64 from those tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Case:
-    """One call: its options and everybody's tensors."""
+    """One call: its options and all ranks' tensors."""
 
     def __init__(self, draw: random.Random, ranks: int) -> None:
         self.ranks = ranks
@@ -70,7 +70,7 @@ class Case:
 
     @property
     def made_dtype(self) -> torch.dtype:
-        """Of the results."""
+        """The dtype of the results."""
         return self.out_dtype or torch.bfloat16 if self.fp8 else self.dtype
 
     def _draw_rows(self, draw: random.Random) -> None:
@@ -111,12 +111,12 @@ class Case:
         self.x_scales = [torch.rand(*x.shape[:-1], 1, generator=made) + 0.5 for x in self.xs]
         self.w_scales = [[torch.rand(1, n, generator=made) + 0.5 for n in self.ns[q]] for q in every]
         if not self.rows_scaled:
-            shared = torch.rand((), generator=made) + 0.5  # of a gather, all ranks have the same
+            shared = torch.rand((), generator=made) + 0.5  # all ranks of a gather have the same scale
             self.x_scales = [shared if self.gathers else shared + q for q in every]
             self.w_scales = [[scale.flatten()[0] for scale in scales] for scales in self.w_scales]
 
     def expected(self, rank: int, seed: int) -> tuple[list[torch.Tensor], ...]:
-        """Results of this rank, gathered x, gradients of this rank's x and w and bias."""
+        """This rank's results, the gathered x, and the gradients of this rank's x, w and bias."""
         xs = [x.double() for x in self.xs]
         ws = [[w.double() for w in each] for each in self.ws]
         if self.fp8:

@@ -1,7 +1,7 @@
-"""Checks of how weft.ops replaces what a program does; `ops_layers.py` runs them.
+"""Checks of how weft.ops replaces a program's collectives; `ops_layers.py` runs them.
 
-Functions with functional collectives are traced, their graphs are fused and run, and both must give the same. A
-DTensor whose gather is pending must behave as the gathered one.
+Functions with functional collectives are traced; their fused graphs must give the same results. A DTensor
+whose gather is pending must behave like the gathered one.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def scatter_along(dim):
 
 
 def average(x, w):
-    return scatter(0, (x, w), op="avg")  # gloo has none: only its graph is looked at
+    return scatter(0, (x, w), op="avg")  # gloo has no avg: only the graph is checked
 
 
 def cases(ranks):
-    """A function, its arguments, and how many (gathers, scatters, matmuls) are replaced in its graph."""
+    """A function, its arguments, and how many (gathers, scatters, matmuls) its graph must have replaced."""
 
     def new(*shape):
         return torch.randn(*shape)
@@ -73,7 +73,7 @@ def cases(ranks):
 
 def check_graphs(rank, ranks):
     torch.manual_seed(rank)
-    warnings.simplefilter("ignore", FutureWarning)  # new names in torch 2.13, which older ones do not have
+    warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 renamed these; older ones cannot
     count = 0
     for number, (function, arguments, wanted) in enumerate(cases(ranks)):
         plain = None if function is average else function(*arguments)
@@ -96,7 +96,7 @@ def check_graphs(rank, ranks):
 
 
 def check_cache_keys(rank, ranks):
-    """Inductor takes a graph from its cache if text and passes are the same: what else decides is in them."""
+    """Inductor reuses a cached graph if text and passes match: whatever else matters must be part of them."""
     texts = []
 
     def keep(module, inputs):

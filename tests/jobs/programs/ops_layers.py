@@ -118,7 +118,7 @@ def check_values(rank, ranks):
 
 
 def check_uneven_tokens(rank, ranks):
-    """Tokens that ranks cannot divide evenly, as DTensors divide them; fewer tokens than ranks."""
+    """Token counts that the ranks do not divide, split as DTensors do; fewer tokens than ranks."""
     mesh = init_device_mesh("cpu", (ranks,))
     plain = mlp(inner=4 * ranks)
     for tokens in (2 * ranks + 1, ranks + 1, 1):
@@ -181,7 +181,7 @@ def check_like_torch(rank, ranks):
 
 
 def check_optimizers(rank, ranks):
-    """Plain, foreach and fused optimizers change the weights as they change those of a plain model."""
+    """Plain, foreach and fused optimizers update the weights as they do those of a plain model."""
     mesh = init_device_mesh("cpu", (ranks,))
     x = torch.randn(2 * ranks, 6, generator=torch.Generator().manual_seed(1))
     kinds = [
@@ -204,7 +204,7 @@ def check_optimizers(rank, ranks):
 
 
 def check_meta(rank, ranks):
-    """Made on the meta device, divided, then filled: torchtitan's way."""
+    """A model created on the meta device, divided, then filled, as in torchtitan."""
     mesh = init_device_mesh("cpu", (ranks,))
     with torch.device("meta"):
         model = Mlp(inner=4 * ranks)
@@ -234,7 +234,7 @@ def _chunk(tensor, placement, rank, ranks):
 
 
 def check_compiled(rank, ranks):
-    """torch.compile with no graph break; layers that share a gather as well."""
+    """torch.compile with no graph break, also for layers that share a gather."""
     mesh = init_device_mesh("cpu", (ranks,))
     plain = mlp(inner=4 * ranks)
     model = fused(mlp(inner=4 * ranks), mesh)
@@ -296,7 +296,7 @@ def check_model(rank, ranks):
 
 
 def check_interrupted(mesh, tokens):
-    """A forward pass that ends between query and key leaves a model that can be copied and used."""
+    """A forward pass that fails between query and key leaves a model that can be copied and used."""
     plain, model = transformer(), parallelize(transformer(), mesh)
 
     def interrupt(*_):
@@ -311,7 +311,7 @@ def check_interrupted(mesh, tokens):
 
 
 def check_given_embeddings(mesh):
-    """Blocks get embeddings that are whole on every rank; a layer that nothing uses has no gradient."""
+    """Blocks get embeddings that are whole on every rank; an unused layer has no gradient."""
     plain, model = transformer(), parallelize(transformer(), mesh)
     x = torch.randn(2, 9, SETTINGS.width, generator=torch.Generator().manual_seed(3))
     given = [x.clone().requires_grad_() for _ in range(2)]
@@ -322,7 +322,7 @@ def check_given_embeddings(mesh):
     used = plain.layers[0].feed_forward.w1, model.layers[0].feed_forward.w1
     same(used[1].weight.grad, used[0].weight.grad, "gradient of the layer that is used")
     unused = model.layers[0].feed_forward.w3.weight.grad
-    assert unused is None or not whole(unused).any()  # zeros in torch 2.11, whose DTensors fill them in
+    assert unused is None or not whole(unused).any()  # torch 2.11's DTensors fill in zeros
 
 
 def check_refused(rank, ranks):
@@ -395,7 +395,7 @@ def with_module(name, kind):
 
 
 def with_adapter():
-    """A model whose layers are wrapped, as peft does it."""
+    """A model whose layers are wrapped as by peft."""
     model = transformer()
     for layer in model.layers:
         wrapper = nn.Module()

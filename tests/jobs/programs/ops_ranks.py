@@ -1,4 +1,4 @@
-"""Runs named checks of weft.ops on P ranks over gloo: `ops_ranks.py P FOLDER CHECK…`. Ranks are forked, once."""
+"""Runs named checks of weft.ops on P ranks over gloo, forked once: `ops_ranks.py P FOLDER CHECK…`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 
 def tensors(operation, rank, ranks, m, n, k, dtype, rows):
-    """Everyone's x, w and the gradient of the result, the same on every rank."""
+    """All ranks' x, w and gradients of the result; the same on every rank."""
     made = torch.Generator().manual_seed(7)
 
     def random(*shape):
@@ -80,7 +80,7 @@ def check_every_schedule(rank, ranks):
             if operation == "all_to_all_matmul" and rows != split(m, ranks):
                 continue
             if dtype != torch.float32 and rows == split(m, ranks) and operation != "all_to_all_matmul":
-                continue  # every dtype once
+                continue  # each dtype once
             xs, ws, gs = tensors(operation, rank, ranks, m, n, k, dtype, rows)
             y, dx, dw = expected(operation, rank, xs, ws, gs, rows)
             for schedule in SCHEDULES:
@@ -94,7 +94,7 @@ def check_every_schedule(rank, ranks):
 
 
 def check_again_and_again(rank, ranks):
-    """One plan, many calls with other tensors; a transposed w; out=; more dimensions; more pieces; a policy."""
+    """One plan, many calls on new tensors; a transposed w; out=; more dimensions; more pieces; a policy."""
     m, n, k = ranks * 6, 5, 4
     for operation in OPERATIONS:
         rows = split(m, ranks)
@@ -122,7 +122,7 @@ def check_again_and_again(rank, ranks):
 
 
 def check_uneven_blocks(rank, ranks):
-    """Blocks of an all-to-all with any sizes, empty ones too."""
+    """All-to-all blocks of any size, including empty ones."""
     sizes = [[(3 * source + 2 * to) % 5 for to in range(ranks)] for source in range(ranks)]
     sizes[0][0] += 1
     k, n = 6, 4
@@ -152,7 +152,7 @@ def check_uneven_blocks(rank, ranks):
 
 
 def check_changes_alone(rank, ranks):
-    """What one rank may change by itself needs nobody's consent: blocks between two others, its own n or k."""
+    """Some sizes may change without the others' consent: blocks between two other ranks, a rank's n or k."""
     for count in (1, 2, 3, 1):
         blocks = [[count if {q, p} == {0, 1} else 1 for p in range(ranks)] for q in range(ranks)]
         sent, received = blocks[rank], [blocks[q][rank] for q in range(ranks)]
@@ -173,7 +173,7 @@ def check_changes_alone(rank, ranks):
 
 
 def check_odd_calls(rank, ranks):
-    """Refused alike on every rank, and the group lives on."""
+    """Every rank refuses these calls alike, and the group stays usable."""
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
     from weft.ops.teams import KEPT, team_of
@@ -226,7 +226,7 @@ def refused(call):
 
 
 def problem(*words):
-    """A context that wants a WeftError with all these words in it."""
+    """A context that expects a WeftError containing all these words."""
 
     class Wanted:
         def __enter__(self):
@@ -242,7 +242,7 @@ def problem(*words):
 
 
 def check_disagreements(rank, ranks):
-    """Ranks that call with other shapes, dtypes, schedules: the error names both sides, on every rank."""
+    """Ranks that differ in shape, dtype or schedule: on every rank the error names both sides."""
     odd = rank == ranks - 1
     last = f"rank {ranks - 1}"
     w = torch.ones(4, 4)
@@ -283,10 +283,10 @@ def check_disagreements(rank, ranks):
 
 
 def check_late_disagreement(rank, ranks):
-    """One rank changes its shape, the others repeat a call they have agreed on before, and wait for its data.
+    """One rank changes its shape; the others repeat an agreed call and wait for its data until the timeout.
 
-    That takes the group's timeout: a short one, which begins when all ranks are here, whatever their start took.
-    The others must fail before the odd rank, which waits for their word, gives up; it comes a while after them.
+    The group's timeout is short, and starts when all ranks have arrived, however long that took. The others
+    must fail before the odd rank, which waits for their reply, gives up; so the odd rank calls later.
     """
     w, timeout_s = torch.ones(4, 4), 4.0
     hasty = dist.new_group(timeout=timedelta(seconds=timeout_s))
@@ -300,7 +300,7 @@ def check_late_disagreement(rank, ranks):
 
 
 def in_time(begun, ranks):
-    """An error has to come by the group's timeout, not by the half hour of torch; a busy machine may take longer."""
+    """The error must come with the group's timeout, not torch's half hour; a busy machine gets more time."""
     from weft.ops.teams import team_of
 
     took, most = time.monotonic() - begun, 10 * team_of(None).timeout_s
@@ -308,11 +308,11 @@ def in_time(begun, ranks):
 
 
 def check_fails_midway(rank, ranks):
-    """A rank whose matmul fails in the middle of a schedule: the others are told which one, and all can leave."""
+    """A rank's matmul fails in the middle of a schedule: the others learn which rank's, and all can exit."""
     from weft.ops import run_messages
 
     w = torch.ones(4, 4)
-    for schedule in SCHEDULES:  # all prepared, so that nothing is exchanged but data
+    for schedule in SCHEDULES:  # prepare all, so that later calls exchange only data
         matmul_reduce_scatter(torch.ones(2 * ranks, 4), w, schedule=schedule)
     begun, last = time.monotonic(), ranks - 1
     if rank == last:
@@ -331,11 +331,11 @@ def check_fails_midway(rank, ranks):
 
 
 def fail(*_):
-    raise RuntimeError("no such matmul")  # as torch raises it, and gloo when a peer is gone
+    raise RuntimeError("no such matmul")  # what torch raises, and gloo when a peer is gone
 
 
 def check_first_rank_dies(rank, ranks):
-    """Rank 0 hosts the store of the group; without it the others still get an error that names it."""
+    """Rank 0, which hosts the group's store, dies: the others still get an error that names it."""
     w = torch.ones(4, 4)
     all_gather_matmul(torch.ones(2, 4), w)
     if rank == 0:
@@ -345,12 +345,12 @@ def check_first_rank_dies(rank, ranks):
         for _ in range(3):
             all_gather_matmul(torch.ones(2, 4), w)
     with problem("rank 0", "did not take part"):
-        all_gather_matmul(torch.ones(5, 4), w)  # a new kind of call: by the store alone
+        all_gather_matmul(torch.ones(5, 4), w)  # a new kind of call uses only the store
     in_time(begun, ranks)
 
 
 def check_peer_dies(rank, ranks):
-    """A rank that ends: the others get an error that says so, within the group's timeout."""
+    """A rank exits: within the group's timeout the others get an error that says so."""
     w = torch.ones(4, 4)
     all_gather_matmul(torch.ones(2, 4), w, schedule="hetero-fused-1d")
     if rank == ranks - 1:
@@ -364,7 +364,7 @@ def check_peer_dies(rank, ranks):
 
 
 def check_tuned(rank, ranks):
-    """A measured verdict is kept, and holds for the next call on every rank; rank 0 alone reads the store."""
+    """A measured verdict is stored and applies to every rank's next call; only rank 0 reads the store."""
     from weft.ops import tune, tuner
     from weft.ops.teams import team_of
     from weft.tuning.store import Store

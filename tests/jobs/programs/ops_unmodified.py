@@ -1,4 +1,4 @@
-"""A tensor-parallel program that knows nothing of weft: `ops_unmodified.py P STEPS eager|compiled`.
+"""A tensor-parallel program that does not import weft: `ops_unmodified.py P STEPS eager|compiled`.
 
 A small Llama-like model under torch's own styles, as torchtitan applies them, trained on P ranks over gloo next
 to the plain model. It fails if losses or gradient norms differ.
@@ -81,7 +81,7 @@ def make() -> nn.Module:
 
 
 def flat(module: nn.Module, given: object, made: torch.Tensor) -> torch.Tensor:
-    """torch's results are contiguous: a program may view batch and tokens as one dimension."""
+    """torch's results are contiguous, so a program may view batch and tokens as one dimension."""
     return made.view(-1, made.shape[-1]).view(made.shape)
 
 
@@ -89,11 +89,11 @@ def main(rank: int, ranks: int, folder: str) -> None:
     steps, how = int(sys.argv[2]), sys.argv[3]
     dist.init_process_group("gloo", init_method=f"file://{folder}/r", rank=rank, world_size=ranks)
     model = divide(make(), init_device_mesh("cpu", (ranks,)))
-    model.checkpointing = how == "eager"  # activations are computed again in the backward pass
+    model.checkpointing = how == "eager"  # recompute activations in the backward pass
     if how == "compiled":
         for block in model.layers:
             block.compile()
-    else:  # what a checkpoint saves must be the same when it runs again
+    else:  # a checkpoint must save the same tensors when it runs again
         last = model.layers[-1]
         last.attention.wq.register_forward_hook(flat)
         last.forward = functools.partial(checkpoint, last.forward, use_reentrant=False)
