@@ -30,8 +30,8 @@ DEADLINE = 10.0  # times the usual step: how long other ranks may take to reach 
 STALL = 10.0  # times the usual step: how long each step of a trial may take
 LEAST_STALL_S = 5.0
 MOST_APART = 2
-"""Decisions of the watch at which a rank differs from the leader before the tuning ends. One proves nothing: a
-collective of another thread may come before the end of a step on one rank and after it on another."""
+"""Decisions of the watch at which a rank differs from the leader before the tuning ends. One proves
+nothing: a collective of another thread may precede the end of a step on one rank and follow it on another."""
 RESCUED = 0.25  # share of the allowed time: a trial that ends later after its rescue had another problem
 _log = logging.getLogger("weft.live")
 
