@@ -84,7 +84,7 @@ def test_all_ranks_do_what_the_first_decides_from_all_reports():
 
 
 def test_a_rank_that_is_far_behind_reads_all_decisions_and_old_ones_go():
-    """Such as where ranks average their models every thousand steps only."""
+    """For example where ranks average their models every thousand steps only."""
     store = MemoryStore()
     leader, follower = (Agreement(store, rank, range(2), deadline_s=20) for rank in range(2))
     for turn in range(1000):
