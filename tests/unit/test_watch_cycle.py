@@ -12,7 +12,7 @@ from live_machines import jitter
 
 from weft.measure.steadiness import cycle
 from weft.tuning.live.trial import Sample
-from weft.tuning.live.watch_cycle import KNOWN, WatchCycle
+from weft.tuning.live.watch_cycle import CYCLE_TRIALS, WatchCycle
 
 FACTORS = (1.0, 1.0, 2.0)
 
@@ -40,7 +40,7 @@ def test_a_cycle_is_learned_while_the_job_is_watched():
     for number, ms in enumerate(times(60)):
         watched.note(ms, number)
         learned.append(watched.learn())
-    assert learned.index(True) == KNOWN[0] - 1
+    assert learned.index(True) == CYCLE_TRIALS[0] - 1
     assert sum(learned) == 1
     assert left(watched, FACTORS) < 0.02
 

@@ -15,7 +15,7 @@ from itertools import islice, pairwise
 from weft.measure.steadiness import LONGEST_CYCLE, Cycle, cycle
 from weft.tuning.live.trial import Sample
 
-KNOWN = 3 * LONGEST_CYCLE, 6 * LONGEST_CYCLE  # successive trials from which the cycle is found: least, most
+CYCLE_TRIALS = 3 * LONGEST_CYCLE, 6 * LONGEST_CYCLE  # successive trials from which the cycle is found: least, most
 _JUDGED = LONGEST_CYCLE  # trials after which a known cycle is judged again
 _MISLEADS = 1.25  # a cycle is wrong if trials without it scatter by this factor more than with it
 _RARELY = 512  # trials between two attempts to find a cycle, at most
@@ -28,7 +28,7 @@ class WatchCycle:
     """
 
     def __init__(self, times: Sequence[float] = (), first: int = 0) -> None:
-        least, most = KNOWN
+        least, most = CYCLE_TRIALS
         self._cycle = Cycle()
         self._times: deque[float] = deque(times[-most:], maxlen=most)
         self._next = first + len(times)
@@ -66,7 +66,7 @@ class WatchCycle:
         if self.known and self._left % _JUDGED == 0 and self._misleads():
             self._cycle = Cycle()
             self._wait_longer()
-        elif self._left <= 0 and len(self._times) >= KNOWN[0]:
+        elif self._left <= 0 and len(self._times) >= CYCLE_TRIALS[0]:
             self._find()
         return self._cycle.period != before
 
@@ -79,7 +79,7 @@ class WatchCycle:
 
     def _find(self) -> None:
         self._cycle = cycle(self._times, self._next - len(self._times))
-        self._left = KNOWN[0]
+        self._left = CYCLE_TRIALS[0]
         if not self.known:
             self._wait_longer()
 

@@ -13,7 +13,7 @@ from weft.policy import Policy
 from weft.tuning.live.trial import Record, Sample, Trial, ask
 from weft.tuning.live.trial_length import RECENT, lengths, refitted
 from weft.tuning.live.watch_budget import WatchBudget
-from weft.tuning.live.watch_cycle import KNOWN, WatchCycle
+from weft.tuning.live.watch_cycle import CYCLE_TRIALS, WatchCycle
 from weft.tuning.live.watch_plan import Planned
 from weft.tuning.live.watch_status import WatchStatus
 
@@ -81,7 +81,7 @@ class WatchTrials:
 
     def _cycle_so_far(self) -> WatchCycle:
         """The cycle of the job's last steps, if they were timed one by one, as trials are now."""
-        last = self.record.steps[-KNOWN[1] :] if self.each == 1 else []
+        last = self.record.steps[-CYCLE_TRIALS[1] :] if self.each == 1 else []
         first = self.record.number - len(last)
         single = all(step.number == number for number, step in enumerate(last, first))
         times = [self.record.usual_ms(step) for step in last] if single else []
