@@ -61,7 +61,8 @@ class WatchTrials:
     ) -> Generator[Trial, Sample, Sample]:
         """Run a trial of the watch, for which no rank waits.
 
-        Its time does not depend on its place in the job's cycle, except in a proof, which takes measured times.
+        Its time does not depend on its place in the job's cycle, except in a proof, which takes measured
+        times.
         """
         number, self.cycle_changed = self._number, False
         sample = yield from self.ask(Trial(policy, self.each, then=tuple(then), light=True), purpose)
