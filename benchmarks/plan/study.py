@@ -36,7 +36,7 @@ COMMUNICATION = ("tp", "cp", "ep", "pp", "grads", "params")
 
 
 def jobs() -> dict[str, TrainingJob]:
-    """What the study looks at, each on 64 GPUs or the least that it needs."""
+    """The jobs of the study, each on 64 GPUs or the fewest that it needs."""
     return {
         "Llama-3 8B, FSDP": TrainingJob(
             model="llama3-8b", gpu="h100", gpus=64, sharding="zero3", recompute="selective"
