@@ -50,12 +50,12 @@ columns *run* are entered by hand (`ran` in benchmarks/results/versions.json), f
 | --- | --- | --- | --- | --- | --- | --- | --- |
 {nccl}
 
-With a configuration of each call, CTAs and algorithm of a [rule](policy.md#rules-for-collectives) come from
-it, protocol and chunk from the plugin; without one, all of them come from the plugin. Siblings
-(`ncclCommSplit`) are needed for more CTAs than a communicator has. Plugin interfaces v4 and v5 were only run
-against a fake NCCL: an NCCL before 2.30 cannot place several ranks on one GPU, and there was one. NCCL before
-2.24 takes neither a configuration nor the plugin: rules are then counted as not applied (`rules_unapplied` in
-the statistics).
+If NCCL accepts a configuration per call, it sets the CTAs and algorithm of a
+[rule](policy.md#rules-for-collectives), and the plugin sets protocol and chunk; otherwise the plugin sets all
+four. Siblings (`ncclCommSplit`) are needed for more CTAs than a communicator has. Plugin interfaces v4 and v5
+were only run against a fake NCCL: before 2.30, NCCL cannot place several ranks on one GPU, and only one GPU
+was available. NCCL before 2.24 accepts neither a configuration nor the plugin: rules are then counted as not
+applied (`rules_unapplied` in the statistics).
 
 ## torch
 
@@ -63,15 +63,15 @@ the statistics).
 | --- | --- | --- | --- | --- | --- | --- | --- |
 {torch}
 
-{not_read}*Other calls*: NCCL functions that it calls and weft does not intercept; those that only query,
-allocate or describe are not listed. *FSDP2*: how many of {fsdp} it has.
+{not_read}*Other calls*: NCCL functions that this torch calls and weft does not intercept, except those that
+only query, allocate or describe. *FSDP2*: how many of these functions it has: {fsdp}.
 
 ## HIP and RCCL
 
-Tested against fakes only. Applied: residency, and priority by torch's high-priority stream. Not applied, but
-reported: head starts, `compute.sm_reserve` (cuBLAS), a configuration of each call (RCCL has none).
-Rules for collectives reach an RCCL that asks weft's tuner plugin; for any other, each call that a rule names
-is counted in `rules_unapplied`.
+Tested against fakes only. Applied: residency, and priority through torch's high-priority stream. Not applied,
+but reported: head starts, `compute.sm_reserve` (cuBLAS), a configuration per call (RCCL has none). Rules for
+collectives take effect if RCCL queries weft's tuner plugin; otherwise each call that matches a rule is
+counted in `rules_unapplied`.
 """
 
 
@@ -190,7 +190,7 @@ def page(data: dict[str, Any]) -> str:
     return PAGE_TEXT.format(
         nccl="\n".join(_nccl_line(version, row, ran) for version, row in nccl.items()),
         torch="\n".join(_torch_line(version, row, ran) for version, row in torch.items()),
-        not_read=f"Not read: {', '.join(data['not_read'])}. " if data["not_read"] else "",
+        not_read=f"Wheels not read: {', '.join(data['not_read'])}. " if data["not_read"] else "",
         fsdp=", ".join(f"`{name}`" for name in FSDP),
     )
 

@@ -172,12 +172,13 @@ def summary(cells: Cells) -> str:
     own = geometric_mean(figure(chosen(cell), "fraction_of_own_ideal") for cell in cells.values())
     if own is not None:
         words.append(
-            f"Against the ideal with the chosen number of CTAs, whose collective is faster: {_share(own)}."
+            "Geometric mean of the fraction of own ideal (the ideal with the faster collective of the chosen "
+            f"number of CTAs): {_share(own)}."
         )
     if regrets:
         worst = max(regrets)
         words.append(
-            f"Measured again, the chosen policy takes at most {worst:.3f} of the better baseline's time."
+            f"Remeasured, the chosen policy takes at most {worst:.3f} times as long as the better baseline."
         )
     if lost:
         words.append(f"Not measured: {'; '.join(lost)}.")

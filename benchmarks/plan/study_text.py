@@ -85,7 +85,7 @@ def block_pipeline(found: Row) -> str:
         "chunks",
         "bubble",
         "exposed",
-        "of it data parallel",
+        "of which data parallel",
         "contention",
         "gain",
         "step",
@@ -199,9 +199,9 @@ def block_zeropp(found: Row) -> str:
     mean, most = found["zeropp"]["mean_pct"], found["zeropp"]["max_pct"]
     adam = [row["error_pct"] for row in found["zeropp"]["all_reduces"]]
     return table(heads, rows) + (
-        f"\n\nMean error of the speed-up {mean:.1f}%, largest {most:.1f}%. The uncompressed all-reduces of "
-        f"the 1-bit Adam paper (V100, TCP, EDR, 2020) are missed by {min(adam):+d} to {max(adam):+d}%: the "
-        "network's figures are those of the clusters of 2021 to 2025."
+        f"\n\nMean error of the speed-up {mean:.1f}%, largest {most:.1f}%. For the uncompressed all-reduces "
+        f"of the 1-bit Adam paper (V100, TCP, EDR, 2020), predictions are off by {min(adam):+d} to "
+        f"{max(adam):+d}%: the network model describes clusters of 2021 to 2025."
     )
 
 
@@ -256,7 +256,9 @@ def _about_strong(found: Row) -> str:
         for row in ends
     ]
     return (
-        "**Strong scaling.** At the largest size on which the batch can be divided: " + "; ".join(parts) + "."
+        "**Strong scaling.** At the largest number of GPUs that the batch can be divided among: "
+        + "; ".join(parts)
+        + "."
     )
 
 
@@ -345,7 +347,7 @@ def _about_both(found: Row) -> str:
         "**Compression and controls.** Where the network is the bottleneck (50 Gbit/s and below, 512 GPUs) "
         "the controls gain "
         f"{_range(bound, plain)} without compression and {_range(bound, packed)} with it"
-        f"{_reason(bound, 'what compression makes short enough to hide, the controls then hide')}. "
+        f"{_reason(bound, 'compression makes transfers short enough for the controls to hide')}. "
         f"At 400 and above they gain {_range(hidden, plain)} without and {_range(hidden, packed)} with."
     )
 

@@ -284,13 +284,13 @@ def page(answer: dict[str, Any]) -> str:
 
 
 METHOD = """\
-What was looked at: all rows of the table were in view while the mechanisms were chosen (ring latency,
+Not blind: all rows of the table were visible while the mechanisms were chosen (ring latency,
 buckets, copies of tokens per node, launches of an MoE layer, the recomputation of the second IBM blog, the
 micro-batch of Megatron-Core's table). So the errors above are those of left-out fits, not of a blind test.
 Constants were not chosen for single rows; three rows of Megatron-Bridge (Qwen3 30B in 25.11 and 26.02,
 Qwen3 235B in 25.09) are 30 to 40% slower than the same recipe in the next release, and stay that far off.
-What a publication leaves open and what was taken instead stands in each row under `assumed`; such rows weigh
-less in the fit."""
+Where a publication leaves a value open, the row lists the assumed one under `assumed`; such rows weigh less
+in the fit."""
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ def unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise UsageError(f"{key!r} is there twice; remove one of them")
+            raise UsageError(f"duplicate key {key!r}; remove one")
         found[key] = value
     return found
 

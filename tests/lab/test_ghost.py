@@ -377,4 +377,4 @@ def test_processes_that_a_script_starts_are_no_ghosts(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
     assert done.stdout.splitlines() == ["child 1", "rank 0 4", "True"], done.stderr
     assert "UsageError: a child process is not a ghost rank" in done.stderr
-    assert "spawn starts 2 processes, which are not ghost ranks: of these there are 4" in done.stderr
+    assert "spawn starts 2 processes, which do not become ghost ranks (this job has 4 ranks)" in done.stderr

@@ -77,7 +77,7 @@ WRONG = [
     ({"precision": "int4"}, "precision 'int4' is not known", {"precision": "fp8"}),
     (
         {"gpu": "a100-80gb", "precision": "fp8"},
-        "NVIDIA A100 80GB has none; nearest is bf16 (bf16, fp16)",
+        "NVIDIA A100 80GB does not support it; nearest is bf16 (bf16, fp16)",
         {"gpu": "a100-80gb"},
     ),
     ({"ep": 8}, "llama3-70b has no experts; use ep 1", {"ep": 1}),

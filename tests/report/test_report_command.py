@@ -16,7 +16,7 @@ from weft.ops.characterize import simulated
 from weft.ops.explore import explore
 from weft.report.find import COMMANDS_SHOWN, find_results, result_kind
 from weft.report.folder import NO_TIMELINE
-from weft.reproduce.figure import LOOKED_AT, NOT_LOOKED_AT, Reproduced, Reproduction, Target
+from weft.reproduce.figure import HELD_OUT, INSPECTED, Reproduced, Reproduction, Target
 
 
 def write(folder: Path, name: str, *documents: object) -> None:
@@ -63,9 +63,9 @@ def test_the_page_of_a_folder_has_every_result(tmp_path, capsys) -> None:
 
 
 def reproduction() -> Reproduction:
-    cells = [Reproduced(id="fig2", cell=f"{x}x{y}", published=0.9, ours=x / 4, basis=LOOKED_AT)
+    cells = [Reproduced(id="fig2", cell=f"{x}x{y}", published=0.9, ours=x / 4, basis=INSPECTED)
              for x in (1, 2) for y in (1, 2)]  # fmt: skip
-    claim = Reproduced(id="claim", cell="gain", published=None, ours=None, basis=NOT_LOOKED_AT, note="no GPU")
+    claim = Reproduced(id="claim", cell="gain", published=None, ours=None, basis=HELD_OUT, note="no GPU")
     ranged = replace(claim, cell="range", ours=1.5, ours_range=(1.0, 2.0), sign_right=True, unit="%")
     return Reproduction(
         paper="2606.09200",

@@ -37,6 +37,28 @@ assert call("cuGraphExecDestroy", executable) == 0
     assert done.stats["graph_launches"] == 5
 
 
+def test_a_graph_that_cannot_be_read_is_counted_as_not_handled(program):
+    """Each call of the driver fails once while the graph's nodes are read: no kernel is missed silently."""
+    done = program(f"""
+from weft.shim import stats
+{CAPTURE}
+counted = []
+for number in range(1, 40):
+    library().fake_fail_at(ctypes.c_long(number))
+    made = call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, c_uint64(0))
+    library().fake_fail_at(ctypes.c_long(0))
+    if made == 0:
+        before = stats.snapshot()
+        assert call("cuGraphLaunch", executable, c_void_p(0x10)) == 0
+        after = stats.snapshot()
+        counted.append([after[name] - before[name] for name in ("launches", "unhandled")])
+        assert call("cuGraphExecDestroy", executable) == 0
+show(counted)
+""")
+    assert [0, 1] in done.results  # the nodes could not be listed
+    assert all(launches == 3 or unhandled for launches, unhandled in done.results)
+
+
 def test_the_policy_is_captured_with_the_kernels(program):
     done = program(
         f"""

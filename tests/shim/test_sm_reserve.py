@@ -112,7 +112,7 @@ show([targets(), handle_target()])
 """)
     assert done.results == [[0, 100], 100]
     assert done.stats["sm_reserve_own"] == 1
-    assert "1 with a number of SMs that the program set" in done.stderr
+    assert "1 unchanged, since the program set its own SM count" in done.stderr
 
 
 def test_reproducible_results_are_not_touched(reserved):

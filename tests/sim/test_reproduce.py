@@ -24,7 +24,7 @@ from weft.reproduce import (
     time_ratio,
 )
 from weft.reproduce.bus_range import bus_figures, tuned_gains
-from weft.reproduce.figure import LOOKED_AT, Reproduced, no_progress, same_sign
+from weft.reproduce.figure import INSPECTED, Reproduced, no_progress, same_sign
 from weft.reproduce.on_gpu import RUNS, SIDES, matched_bytes, measured_overlap, on_one_gpu
 from weft.reproduce.schedule_rules import RuleCase, compute_bound, every_rule, readings
 from weft.reproduce.time_ratio import (
@@ -76,7 +76,7 @@ def cheap(found, monkeypatch):
 
 
 def cell(x, y, published, ours):
-    return Reproduced(id="fig2/A40", cell=f"{x}x{y}", published=published, ours=ours, basis=LOOKED_AT)
+    return Reproduced(id="fig2/A40", cell=f"{x}x{y}", published=published, ours=ours, basis=INSPECTED)
 
 
 def test_all_four_tables_are_there_with_ten_by_ten_cells():
@@ -293,7 +293,7 @@ def test_ficco_has_every_published_number(monkeypatch):
     copies = [one for one in found.figures if one.id == "dma/overhead"]
     assert max(abs(one.error) for one in copies) < 10
     assert "ficco/headline" in reproduction_page(found)
-    shard = next(one for one in found.figures if one.cell == "whole shards against finer, most")
+    shard = next(one for one in found.figures if one.cell == "largest slowdown of whole shards against finer")
     assert "1 of 7 links, so at most 7x" in shard.note
     operations = found.summary["operations"]
     assert len(operations) == 6
@@ -365,7 +365,7 @@ def test_a_gpu_measures_what_its_budget_covers_and_names_the_rest():
     assert len(first) == RUNS * 4
     assert first[:4] == first[4:8]  # candidates take turns
     assert any("32x32 cannot run" in text for text in found.findings)
-    assert any("beyond --budget" in text for text in found.findings)
+    assert any("more than --budget allows" in text for text in found.findings)
     assert len(measured) + len(found.findings) == len(SIDES) + 1
 
 

@@ -122,7 +122,7 @@ class Accumulation:
         return (now.ms + 70 * (self._count - 1)) * jitter(self.r)
 
 
-def told_accumulation(counts: Sequence[int], hold: int) -> Times:
+def sized_accumulation(counts: Sequence[int], hold: int) -> Times:
     return lambda r: Accumulation(r, counts, hold)
 
 
@@ -144,7 +144,7 @@ class Batches:
         return now.ms * size * jitter(self.r)
 
 
-def told_batches(steps: int, growth: float) -> Times:
+def sized_batches(steps: int, growth: float) -> Times:
     return lambda r: Batches(r, steps, growth)
 
 
@@ -154,7 +154,7 @@ def limited(r: random.Random, number: int) -> float:
 
 
 @dataclass
-class Told:
+class Scripted:
     """Steps of one rank whose lengths and times come from a function of the step's number."""
 
     r: random.Random
@@ -171,7 +171,7 @@ class Told:
 
 def explaining_at_first(steps: int) -> Times:
     """Steps whose time depends on the input only at first, e.g. until its files are cached."""
-    return lambda r: Told(r, between(0.8, 1.2), lambda number: number < steps)
+    return lambda r: Scripted(r, between(0.8, 1.2), lambda number: number < steps)
 
 
 def grouped(steps: int) -> Times:
@@ -186,11 +186,11 @@ def grouped(steps: int) -> Times:
                 usual = r.uniform(0.8, 1.2)
             return usual * jitter(r, 0.03)
 
-        return Told(r, length)
+        return Scripted(r, length)
 
     return times
 
 
 def longer_slowly(per_step: float) -> Times:
     """Lengths that grow by up to half."""
-    return lambda r: Told(r, lambda r, number: min(1.5, 1 + per_step * number) * r.uniform(0.8, 1.2))
+    return lambda r: Scripted(r, lambda r, number: min(1.5, 1 + per_step * number) * r.uniform(0.8, 1.2))

@@ -14,8 +14,8 @@ from live_inputs import (
     log_normal,
     longer_later,
     misleading,
-    told_accumulation,
-    told_batches,
+    sized_accumulation,
+    sized_batches,
 )
 from live_machines import (
     Times,
@@ -143,10 +143,10 @@ SIZED: dict[str, Kind] = {
 }
 """Steps whose inputs vary in length; their copies from the host reveal it."""
 UNTOLD: dict[str, Kind] = {
-    "inputs of 1/2/3 micro-batches, hold 4": Kind(told_accumulation((1, 2, 3), 4), waits=True),
-    "inputs of 4/8 micro-batches, hold 10": Kind(told_accumulation((4, 8), 10), waits=True),
-    "inputs that grow 10% every 30": Kind(told_batches(30, 0.1)),
-    "inputs that grow 50% every 60": Kind(told_batches(60, 0.5)),
+    "inputs of 1/2/3 micro-batches, hold 4": Kind(sized_accumulation((1, 2, 3), 4), waits=True),
+    "inputs of 4/8 micro-batches, hold 10": Kind(sized_accumulation((4, 8), 10), waits=True),
+    "inputs that grow 10% every 30": Kind(sized_batches(30, 0.1)),
+    "inputs that grow 50% every 60": Kind(sized_batches(60, 0.5)),
     "inputs below a rising limit, 4 ranks": Kind(
         inputs(limited, lambda length: 0.2 + 0.5 * length + 0.6 * length**2, ranks=4)
     ),

@@ -19,7 +19,4 @@ def test_without_torch_it_ends_in_one_line_and_exit_code_2(tmp_path):
         env={**os.environ, "PYTHONPATH": path},
     )
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert (
-        ended.stderr
-        == "weft: ghost ranks are ranks of PyTorch: pip install torch (No module named 'torch')\n"
-    )
+    assert ended.stderr == "weft: ghost ranks need PyTorch: pip install torch (No module named 'torch')\n"

@@ -275,7 +275,7 @@ def test_of_many_free_steps_the_hook_counts_most_by_itself():
     hook = optimizer_steps.OptimizerHook(lambda one: free.take(one) and seen.append(one), free)
     try:
         for watched, looks in ((False, 6), (True, 100)):
-            free.begin(optimizer, 1, 100, each_looked_at=watched)
+            free.begin(optimizer, 1, 100, each_in_python=watched)
             for _ in range(100):
                 optimizer.step()
             assert (len(seen), free.end()) == (looks, (100, 1))
@@ -467,7 +467,7 @@ def test_a_result_that_cannot_be_kept_stays_the_result(monkeypatch, group, watch
     from weft.tuning.live.job_output import warn
 
     def refuse(*_: object) -> None:
-        raise UsageError("the verdict has no JSON")
+        raise UsageError("the verdict cannot be written as JSON")
 
     monkeypatch.setattr("weft.tuning.store.Store.put", refuse)
     group()
@@ -475,7 +475,7 @@ def test_a_result_that_cannot_be_kept_stays_the_result(monkeypatch, group, watch
     watching._earlier.key = object()
     watching._end({"text": "ctas16", "state": "kept", "policy": Policy(max_ctas=16).to_dict()})
     assert read_result(tmp_path)["state"] == "kept"
-    assert "not saved for the next start: the verdict has no JSON" in capsys.readouterr().err
+    assert "not saved for the next start: the verdict cannot be written as JSON" in capsys.readouterr().err
 
 
 def test_a_user_without_a_home_folder_is_tuned_without_earlier_results(monkeypatch):

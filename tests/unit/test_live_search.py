@@ -160,7 +160,7 @@ def test_where_nothing_helps_the_job_is_left_alone_and_told_why():
     told = next(outcome for outcome in outcomes if "nothing was faster" in outcome.reason)
     assert told.policy == Policy()
     assert "ctas6 +" in told.text
-    assert "a step scatters by" in told.text
+    assert "step times vary by" in told.text
 
 
 def test_a_gain_is_stated_with_an_interval_that_holds_it():

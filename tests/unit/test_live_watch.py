@@ -149,7 +149,7 @@ def test_a_claim_becomes_smaller_where_later_checks_show_less_and_never_larger()
     document = final(status)
     assert 8 < document["gain_pct"] < 11
     assert document["ci"][0] <= document["gain_pct"] <= document["ci"][1]
-    assert document["text"].endswith("; its proof had shown 19.3%, checks since then less")
+    assert document["text"].endswith("; its proof showed 19.3%; later checks showed less")
     status.checked = deque(drawn(0.4))
     assert final(status)["gain_pct"] == 19.3
     status.checked = deque(drawn(-0.5))

@@ -243,7 +243,7 @@ def test_a_key_that_is_there_twice_is_refused(key, tmp_path):
     path = tmp_path / "node.json"
     text = json.dumps(broken())
     path.write_text(text.replace(f'"{key}":', f'"{key}": 4, "{key}":', 1))
-    with pytest.raises(InputError, match=f"^node {path}: '{key}' is there twice; remove one of them$"):
+    with pytest.raises(InputError, match=f"^node {path}: duplicate key '{key}'; remove one$"):
         load_node(str(path))
 
 

@@ -461,11 +461,11 @@ OTHER_RUNS = {
     ),
     "hosts": (
         log("all_reduce"),
-        "all_reduce: skipped all rows: its ranks are on one host, those of the node on 2",
+        "all_reduce: skipped all rows: its ranks are on one host, the node's on 2",
     ),
     "GPU": (
         [line.replace("H100 80GB HBM3", "A100-SXM4-80GB") for line in log("all_gather", hosts=2)],
-        "all_gather: skipped all rows: its GPU is a100-80gb, that of the node h100",
+        "all_gather: skipped all rows: its GPU is a100-80gb, the node's is h100",
     ),
     "host times": (
         [line.replace("   time ", "cputime ") for line in log("all_gather", hosts=2)],

@@ -58,7 +58,7 @@ def test_it_says_why_in_one_sentence():
     found = pick("all_gather_matmul", 131072, 2048, 16384, 8, "bf16", "mi300x", "mesh")
     assert found.schedule == "hetero-fused-1d"
     assert found.engine == "dma"
-    for part in ("hetero-fused-1d on dma", "operations for each byte", "7 links", "hides the first transfer"):
+    for part in ("hetero-fused-1d on dma", "operations per byte", "7 links", "hides the first transfer"):
         assert part in found.why
     assert "\n" not in found.why
     assert ". " not in found.why

@@ -71,7 +71,7 @@ def test_a_key_that_is_there_twice_is_refused(key, tmp_path):
     text = '{"version": 1, "comm": {"max_ctas": 8}}'
     path = tmp_path / "policy.json"
     path.write_text(text.replace(f'"{key}":', f'"{key}": {{}}, "{key}":'))
-    with pytest.raises(InputError, match=f"^policy {path}: '{key}' is there twice; remove one of them$"):
+    with pytest.raises(InputError, match=f"^policy {path}: duplicate key '{key}'; remove one$"):
         Policy.load(path)
 
 

@@ -365,11 +365,11 @@ def test_the_program_is_started_with_it_and_the_user_is_told(tmp_path, monkeypat
     def run() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stderr
 
-    assert "this start has NCCL_MAX_CTAS=8" in run()
+    assert "this start uses NCCL_MAX_CTAS=8" in run()
     assert json.loads(seen.read_text())["NCCL_MAX_CTAS"] == "8"
-    assert f"this start has {MORE_QUEUES}" in run()
+    assert f"this start uses {MORE_QUEUES}" in run()
     found = json.loads(seen.read_text())
     assert (found["CUDA_DEVICE_MAX_CONNECTIONS"], found[GIVEN_VARIABLE]) == ("32", MORE_QUEUES)
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    assert "this start has" not in run()
+    assert "this start uses" not in run()
     assert json.loads(seen.read_text())["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"

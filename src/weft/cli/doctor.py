@@ -43,21 +43,21 @@ def doctor(
     from weft.doctor import diagnose
 
     if as_json:
-        seen = _seen(trace, job)  # first, so that a missing trace or job is reported at once
-        findings = diagnose(command=command) + seen
+        observed = _observed(trace, job)  # first, so that a missing trace or job is reported at once
+        findings = diagnose(command=command) + observed
         print(json.dumps(versioned({"checks": [finding.to_dict() for finding in findings]}), indent=2))
     else:
         # Progress goes to stderr, so that stdout has only the table.
         with Console(stderr=True).status("checking") as status:
-            seen = _seen(trace, job)
+            observed = _observed(trace, job)
             findings = diagnose(on_start=lambda name: status.update(f"checking {name}"), command=command)
-            findings += seen
+            findings += observed
         show_findings(findings, Console(highlight=False))
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(1)
 
 
-def _seen(trace: list[Path] | None, job: str | None) -> list[Check]:
+def _observed(trace: list[Path] | None, job: str | None) -> list[Check]:
     from weft.doctor.traffic_checks import job_checks, trace_checks
 
     return (trace_checks(trace) if trace else []) + (job_checks(job) if job else [])

@@ -200,7 +200,7 @@ def _settle_start(command: list[str], policy: Policy, tune: bool, quiet: bool) -
     if CTA_VARIABLE in chosen:
         policy = dataclasses.replace(policy, max_ctas=int(chosen[CTA_VARIABLE]))
     say(earlier.problem, quiet)
-    say(f"this start has {_as_settings(chosen)}" if chosen else "", quiet)
+    say(f"this start uses {_as_settings(chosen)}" if chosen else "", quiet)
     return _Start(policy, earlier, chosen)
 
 

@@ -32,7 +32,7 @@ except ImportError as error:
     if __name__ != "__main__":
         raise
     reason = str(error).partition("\n")[0]
-    print(f"weft: ghost ranks are ranks of PyTorch: pip install torch ({reason})", file=sys.stderr)
+    print(f"weft: ghost ranks need PyTorch: pip install torch ({reason})", file=sys.stderr)
     sys.exit(2)
 
 from weft.comm.ghost_calls import adapt

@@ -30,7 +30,7 @@ def run_first_rank_here(counts: set[int]) -> None:
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, *rest: Any, **more: Any) -> Any:
         if nprocs not in counts:
             _log.warning(
-                "spawn starts %d processes, which are not ghost ranks: of these there are %d",
+                "spawn starts %d processes, which do not become ghost ranks (this job has %d ranks)",
                 nprocs,
                 max(counts),
             )

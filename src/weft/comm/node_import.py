@@ -84,9 +84,9 @@ def _other(run: TestedCollective, largest: TestedCollective) -> str:
         return f"it has {run.ranks} ranks, the node {largest.ranks}"
     if run.hosts and run.hosts != largest.hosts:
         mine = f"{run.hosts} hosts" if run.hosts > 1 else "one host"
-        return f"its ranks are on {mine}, those of the node on {largest.hosts}"
+        return f"its ranks are on {mine}, the node's on {largest.hosts}"
     gpu, others = (gpu_name(one.gpu) if one.gpu else "" for one in (run, largest))
-    return f"its GPU is {gpu}, that of the node {others}" if gpu and others and gpu != others else ""
+    return f"its GPU is {gpu}, the node's is {others}" if gpu and others and gpu != others else ""
 
 
 def _doubts(

@@ -51,7 +51,7 @@ class StreamDelays:
         driver.call("cuMemHostGetDevicePointer_v2", ctypes.byref(device), host, c_uint(0))
         ctypes.memset(host, 0, size)
         if library.weft_delay_open(*functions, host, device, DELAY_SLOTS):
-            raise UnavailableError("no thread could be started that ends the delays of streams")
+            raise UnavailableError("cannot start the thread that ends stream delays")
 
     def hold(self, stream: int, us: float, action: Callable[[], object]) -> None:
         """Hold up a stream for `us` microseconds, or longer if what `action` issues on it takes longer.

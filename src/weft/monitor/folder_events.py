@@ -8,6 +8,7 @@ import os
 import select
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 _log = logging.getLogger("weft.monitor")
@@ -38,16 +39,14 @@ class FolderEvents:
                 _log.debug("%s is not watched: errno %d", folder, ctypes.get_errno())
 
     def wait(self, seconds: float, also: Sequence[int] = ()) -> bool:
-        """Wait for a new file, for input on `also`, or until the time has passed. True if a file is new."""
+        """Wait for a new file, input on `also`, or until the time has passed. True if a file may be new."""
         numbers = [*also, *([self._number] if self._number >= 0 else [])]
         ready, _, _ = select.select(numbers, [], [], max(0.0, seconds))
         if self._number not in ready:
             return False
         time.sleep(min(_BETWEEN_S, max(0.0, seconds)))
-        try:
+        with suppress(BlockingIOError):  # the event is gone already: not input on `also`
             os.read(self._number, 1 << 16)
-        except BlockingIOError:
-            return False
         return True
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ class JobWatch:
         self._totals: dict[str, int] = {}
         self._traced: float | None = None
         self._processes: list[JobProcess] = []
-        self._looked_s = -_PROCESSES_EVERY_S
+        self._listed_s = -_PROCESSES_EVERY_S
         self.state: Literal["running", "ended", "killed"] = "running"
         self.discover()
 
@@ -107,8 +107,8 @@ class JobWatch:
         now = time.monotonic()
         known = self._processes or self._counters or self._steps
         every_s = _PROCESSES_EVERY_S if known else 0.0
-        if self.state == "running" and now - self._looked_s >= every_s:
-            self._looked_s, self._processes = now, job_processes(self.job)
+        if self.state == "running" and now - self._listed_s >= every_s:
+            self._listed_s, self._processes = now, job_processes(self.job)
         policy = self.policy()
         steps = {file.pid: found for file in self._steps.values() if (found := _read(file))}
         outcome = _read_outcome(self._end) if self.state == "ended" else {}

@@ -14,7 +14,7 @@ from weft.monitor.watch_job import JobWatch
 
 _log = logging.getLogger("weft.monitor")
 
-_LOOK_EVERY_S = 2.0
+_SCAN_EVERY_S = 2.0
 _SHOWN_AFTER_S = 30.0  # how long a job is shown after it ended
 
 
@@ -26,7 +26,7 @@ class JobsWatch:
         self._only = only
         self._watches: dict[str, JobWatch] = {}
         self._ended_s: dict[str, float] = {}
-        self._looked_s = -_LOOK_EVERY_S
+        self._scanned_s = -_SCAN_EVERY_S
         if only is not None:
             self._add(only)
 
@@ -37,8 +37,8 @@ class JobsWatch:
 
     def sample(self) -> TopSample:
         now = time.monotonic()
-        if self._only is None and now - self._looked_s >= _LOOK_EVERY_S:
-            self._looked_s = now
+        if self._only is None and now - self._scanned_s >= _SCAN_EVERY_S:
+            self._scanned_s = now
             for job in running_jobs():
                 self._add(job)
         jobs = []

@@ -56,8 +56,7 @@ def ficco_pick(case: Case, reading: str = RULE_READINGS[0]) -> Pick:
         return Pick(
             "uniform-fused-1d",
             ENGINE,
-            f"{intensity:.0f} operations for each byte, of {balance:.0f} that the machine can do: "
-            "one GEMM a round",
+            f"{intensity:.0f} operations per byte, and the machine can do {balance:.0f}: one GEMM per round",
         )
     weights = DTYPE_BYTES[case.dtype] * k * n
     share = 100 * weights / traffic

@@ -157,7 +157,7 @@ def why(case: Case, best: Estimate, serial: Estimate) -> str:
     share = library_collective_s(case) / max(whole.seconds, 1e-12)
     flops = 2.0 * case.m * case.n * case.k / max(moved, 1)
     time = f"takes {share:.2g} of the GEMM's time"
-    lead = f"moving {_bytes(moved)} {time} ({flops:.0f} operations for each byte)"
+    lead = f"moving {_bytes(moved)} {time} ({flops:.0f} operations per byte)"
     return f"{best.schedule} on {best.engine}: {lead}, and {_reason(case, best, serial)}"
 
 
@@ -177,7 +177,7 @@ def _reason(case: Case, best: Estimate, serial: Estimate) -> str:
         loss = 100 * (case.ranks * piece.seconds / gemm(case, case.rows, case.n, case.k).seconds - 1)
         return (
             f"cutting it {case.ranks} ways hides less than it costs: the pieces take {loss:+.0f}% "
-            f"({piece.waves} tiles for each of {sms} SMs), and every copy has its start"
+            f"({piece.waves} tiles for each of {sms} SMs), and every copy pays its start-up time"
         )
     if best.schedule == "shard":
         return f"whole shards of {rows} rows keep the SMs full while one copy at a time goes: {gain}"

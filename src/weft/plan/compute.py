@@ -173,7 +173,8 @@ def _elementwise_bytes(
     """Forward memory traffic of a layer outside matmuls: the fewest passes times the software's factor."""
     m = job.model
     rows = tokens / job.tp if job.sequence_parallel else float(tokens)
-    # Two norms and two residual additions with dropout: reads and writes of 2 bytes per element.
+    # One norm (a read, a write) and one residual addition with dropout (two reads, a write), 2 bytes per
+    # element. A layer has two of each; the fitted factor `elementwise` makes up for the others.
     wide = 2 * (2 + 3) * rows * m.hidden
     width = m.expert_ffn * m.experts_per_token / job.tp if moe else m.ffn / job.tp
     inner = 2 * (3 if m.gated else 2) * tokens * (width + (m.shared_ffn / job.tp if moe else 0))

@@ -234,7 +234,7 @@ class TrainingJob:
         have = [kind for kind in PRECISIONS if _has(self.gpu, kind)]
         if self.precision not in have:
             raise UsageError(
-                f"precision {self.precision}: {self.gpu.title} has none; nearest is {have[0]} "
+                f"precision {self.precision}: {self.gpu.title} does not support it; nearest is {have[0]} "
                 f"({', '.join(have)})"
             )
 

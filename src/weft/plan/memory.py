@@ -171,7 +171,7 @@ def tight(job: TrainingJob, kinds: dict[str, float]) -> list[str]:
         return []
     return [
         f"memory is tight: {total / 2**30:.0f} of {limit / 2**30:.0f} GiB by an estimate that is off by more "
-        f"than 10% in one run of six; {_fix(job, False)}"
+        f"than 10% for one run in six; {_fix(job, False)}"
     ]
 
 

@@ -244,7 +244,8 @@ def _with_timelines(
         first=first,
     )
     if len(chosen) < len(timelines):
-        note = f"The {len(chosen)} most exposed of {len(timelines)} ranks are drawn; the map below shows all."
+        drawn = f"The {len(chosen)} most exposed of {len(timelines)} ranks are drawn"
+        note = f"{drawn}; the map below shows all ranks."
         drawing = replace(drawing, notes=(note, *drawing.notes))
     return replace(
         part,

@@ -27,10 +27,10 @@ from weft.timeline import Kind, Timeline
 CELLS = 60
 SHADES = " ░▒▓█"
 LOSSES = (
-    ("decomposition_ms", "cut", "more for the GEMM, because it is cut"),
-    ("contention_ms", "shared", "more, because copies run concurrently"),
+    ("decomposition_ms", "cut", "extra GEMM time from splitting"),
+    ("contention_ms", "shared", "extra GEMM time from concurrent copies"),
     ("staging_ms", "staging", "copies and sums on the rank itself"),
-    ("exposed_ms", "exposed", "no GEMM runs: a transfer or a launch is waited for"),
+    ("exposed_ms", "exposed", "no GEMM runs: waiting for a transfer or launch"),
 )
 
 

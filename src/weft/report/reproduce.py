@@ -168,7 +168,7 @@ def _page_table(name: str, rows: Sequence[Reproduced]) -> Table:
         Column("Ours"),
         Column("Error"),
         Column("Sign", numeric=False),
-        Column("Basis", numeric=False, title="whether it was looked at while the model was made"),
+        Column("Basis", numeric=False, title="inspected while the model was built, or held out"),
         Column("Note", numeric=False),
     )
     body = []

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from weft.execute.sim import SimExecutor
 from weft.policy import Policy
 from weft.reproduce.bus_range import SAME_GB_S, BusGain, bus_nodes, tuned_gains
-from weft.reproduce.figure import LOOKED_AT, NOT_LOOKED_AT, OnProgress, Reproduced
+from weft.reproduce.figure import HELD_OUT, INSPECTED, OnProgress, Reproduced
 from weft.reproduce.time_ratio import PAPER_GPUS, WORKERS, paper_workload, published_tables
 from weft.rules import Rule
 from weft.sim.profile import PAPER_NODE
@@ -49,7 +49,7 @@ def every_row(progress: OnProgress) -> list[Reproduced]:
         for policy in paper_policies(runs[gpu], workload):
             gain = 100 * (1 - runs[gpu].measure(workload, policy).ms / plain)
             where = f"{name} {side}x{side} {policy.label}"
-            found.append(_row(f"controls/{PAPER_GPUS[gpu]}", where, None, gain, NOT_LOOKED_AT, "% less time"))
+            found.append(_row(f"controls/{PAPER_GPUS[gpu]}", where, None, gain, HELD_OUT, "% less time"))
         return found
 
     jobs: list[_Job] = [
@@ -93,7 +93,7 @@ def _headline(what: str, run: SimExecutor, gains: list[BusGain], note: str) -> R
         f"cb-ar on A40, natural grid, {what}",
         HEADLINE_PCT,
         own.gain_pct,
-        LOOKED_AT,
+        INSPECTED,
         "% less time than plain overlap",
         right=own.gain_pct > 0,
         limits=(min(values), max(values)),
@@ -117,7 +117,7 @@ def overlap_rate(runs: dict[str, SimExecutor]) -> Reproduced:
         "largest on NVIDIA",
         OVERLAP_RATE_PCT,
         best,
-        NOT_LOOKED_AT,
+        HELD_OUT,
         "% of communication",
         right=best > 50,
         note=where,
@@ -132,7 +132,7 @@ def priority_rows(gpu: str, run: SimExecutor) -> list[Reproduced]:
         gains[side] = 100 * (1 - run.measure(workload, HIGH).ms / run.measure(workload, Policy()).ms)
     title = PAPER_GPUS[gpu]
     rows = [
-        _row(f"priority/{title}", f"cb-ar {side}x{side}", None, gain, LOOKED_AT, "% less time")
+        _row(f"priority/{title}", f"cb-ar {side}x{side}", None, gain, INSPECTED, "% less time")
         for side, gain in gains.items()
     ]
     if gpu != "a40":
@@ -143,7 +143,7 @@ def priority_rows(gpu: str, run: SimExecutor) -> list[Reproduced]:
                 f"largest gain of priority on {title}",
                 HEADLINE_PCT,
                 best,
-                NOT_LOOKED_AT,
+                HELD_OUT,
                 "% less time; the paper's is at most this",
                 right=best <= HEADLINE_PCT,
                 note="the paper's largest gain on any GPU is the A40's",
@@ -157,7 +157,7 @@ def priority_rows(gpu: str, run: SimExecutor) -> list[Reproduced]:
                 "cb-ar on MI250X, worst grid",
                 None,
                 gains[worst],
-                NOT_LOOKED_AT,
+                HELD_OUT,
                 "% less time",
                 right=gains[worst] < -100 * EQUAL,
                 note=f"grid {worst}x{worst}; the paper: priority sometimes loses on MI250X",
@@ -178,7 +178,7 @@ def option_rows(gpu: str, run: SimExecutor) -> list[Reproduced]:
                 f"mb-ar {side}x{side}",
                 None,
                 ratio,
-                LOOKED_AT,
+                INSPECTED,
                 "opt1 / opt2",
                 right=ratio > 1 - EQUAL,
                 note="the paper: opt2 is better over a wide range, and equal at large grids",

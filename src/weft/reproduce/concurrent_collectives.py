@@ -16,7 +16,7 @@ from weft.execute.sim import SimExecutor
 from weft.ops.case import ISSUE_S, Case
 from weft.ops.simulate import flow_node
 from weft.policy import Policy
-from weft.reproduce.figure import LOOKED_AT, NOT_LOOKED_AT, OnProgress, Reproduced
+from weft.reproduce.figure import HELD_OUT, INSPECTED, OnProgress, Reproduced
 from weft.sim.core import simulate_launches
 from weft.sim.flow import Task, flow
 from weft.sim.launches import Launch, LaunchKind
@@ -94,7 +94,7 @@ def concurrent_rows(progress: OnProgress) -> list[Reproduced]:
             cell=cell,
             published=published,
             ours=ours,
-            basis=LOOKED_AT,
+            basis=INSPECTED,
             unit=unit,
             sign_right=ours > neutral,
             note=note,
@@ -154,7 +154,7 @@ def _missing_rows(found: Sequence[Scenario]) -> list[Reproduced]:
                 cell=name,
                 published=None,
                 ours=reached / (published + fmean(100 / (s.ideal - 1) for s in found)),
-                basis=LOOKED_AT,
+                basis=INSPECTED,
                 unit="x as long as simulated",
                 note="what would give the published share; not used anywhere",
             )
@@ -177,7 +177,7 @@ def _fewer_rows(run: SimExecutor) -> list[Reproduced]:
                 cell=f"{count} compute units fewer",
                 published=published,
                 ours=fmean(losses),
-                basis=NOT_LOOKED_AT,
+                basis=HELD_OUT,
                 unit="% more time",
                 sign_right=fmean(losses) > 0,
                 note=f"mean of {len(losses)} compute-bound GEMMs",

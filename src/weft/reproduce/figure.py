@@ -8,9 +8,9 @@ from typing import Any
 
 from weft.errors import UsageError
 
-LOOKED_AT = "looked at"
+INSPECTED = "inspected"
 """Basis of a figure that was known when the model, the reading or the assumptions were chosen."""
-NOT_LOOKED_AT = "not looked at"
+HELD_OUT = "held out"
 """Basis of a figure to which nothing in the model was adjusted."""
 
 OnProgress = Callable[[str, int, int], None]
@@ -34,7 +34,7 @@ class Reproduced:
     ours: float | None
     """None if it could not be computed; `note` says why."""
     basis: str
-    """LOOKED_AT or NOT_LOOKED_AT."""
+    """INSPECTED or HELD_OUT."""
     unit: str = ""
     sign_right: bool | None = None
     """Whether our effect has the published sign; None if there is no sign to compare."""

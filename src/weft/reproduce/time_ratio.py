@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 from weft.execute.sim import SimExecutor
 from weft.policy import Policy
-from weft.reproduce.figure import LOOKED_AT, OnProgress, Reproduced, same_sign
+from weft.reproduce.figure import INSPECTED, OnProgress, Reproduced, same_sign
 from weft.sim.profile import PAPER_CTAS, PAPER_NODE, PAPER_RANKS, Profile, paper_node, profile
 from weft.workload import Workload, named, paper_reading
 
@@ -97,7 +97,7 @@ def fig2_cells(progress: OnProgress) -> list[Reproduced]:
             cell=f"{x}x{y}",
             published=value,
             ours=ours,
-            basis=LOOKED_AT,
+            basis=INSPECTED,
             unit="TimeRatio",
             sign_right=same_sign(ours, value, neutral=1.0),
         )

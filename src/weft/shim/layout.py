@@ -25,15 +25,15 @@ KINDS = ("compute", "comm", "weft", "unknown")
 APIS = {1: "cuda", 2: "hip"}
 REASONS_NOT_APPLIED = (
     "shaped",
-    "not asked",
-    "no more blocks fit than asked",
+    "the policy sets no residency for it",
+    "already at or below the requested residency",
     "no size of shared memory gives that residency",
     "its whole grid is resident at once (name it in a rule to shape it)",
     "no collective was in flight",
     "cooperative launch",
     "the driver refused the shaped launch",
-    "this driver does not tell the kernel's name (CUDA 12.3 and newer do)",
-    "the program has more kernels than weft keeps facts of",
+    "this driver does not report kernel names (CUDA 12.3 and newer do)",
+    "the program has more kernels than weft can track",
 )
 COUNTERS = (
     "shape_failures",

@@ -133,7 +133,7 @@ def _totals(processes: list[dict[str, Any]]) -> dict[str, int]:
 def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
     """One line that says which controls took effect, or that none did and why."""
     if not stats["launches"] and stats["unhandled"]:
-        return "no launch was changed: only graphs were launched whose kernels weft does not count"
+        return "no launch was changed: the job launched only graphs whose kernels weft cannot count"
     engine = stats.get("engine") or engine_report(stats, policy.engine == "dma")
     if not stats["launches"] and not engine["copied"]:
         also = f"; {engine_summary(engine)}" if engine["asked"] else ""
@@ -150,7 +150,7 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
     if policy.sm_reserve:
         parts.append(_reserved_part(stats, policy))
     if stats["routed"]:
-        parts.append(f"{stats['routed']:,} collectives with CTAs of weft's choice")
+        parts.append(f"{stats['routed']:,} collectives with a CTA count set by weft")
     if policy.comm_rules:
         parts.append(_rules_part(stats))
     if policy.engine == "dma":
@@ -175,21 +175,21 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
 
 def _placed_part(stats: dict[str, Any]) -> str:
     reasons = {
-        "placed_timeouts": "ended by time",
-        "placed_behind": "not waited for behind other collectives",
-        "placed_captured": "not applied in a graph capture",
-        "placed_busy": "not applied with so many collectives or threads on a stream",
-        "placed_failures": "not applied: no launch-completion event of this driver (CUDA 12.3 has it)",
+        "placed_timeouts": "timed out",
+        "placed_behind": "not applied: other collectives had to be placed first",
+        "placed_captured": "not applied: in a graph capture",
+        "placed_busy": "not applied: too many collectives or threads on a stream",
+        "placed_failures": "not applied: this driver has no launch-completion event (CUDA 12.3 has it)",
     }
     waited = f"{stats['head_starts']:,} waits for {stats['placed_events']:,} collectives to be placed"
-    ready = f"{stats['placed_ready']:,} needed none"
+    ready = f"{stats['placed_ready']:,} already placed"
     found = [f"{stats[name]:,} {text}" for name, text in reasons.items() if stats[name]]
     return f"{waited} ({', '.join([ready, *found])})"
 
 
 def _reserved_part(stats: dict[str, Any], policy: Policy) -> str:
     reasons = {
-        "sm_reserve_own": "with a number of SMs that the program set",
+        "sm_reserve_own": "unchanged, since the program set its own SM count",
         "sm_reserve_determinism": "unchanged, since CUBLAS_WORKSPACE_CONFIG asks for reproducible results",
         "sm_reserve_failures": "refused by cuBLAS",
     }
@@ -197,7 +197,7 @@ def _reserved_part(stats: dict[str, Any], policy: Policy) -> str:
     if not stats["sm_reserved"] and stats["sm_reserve_others"]:
         found.append(
             f"not applied to {stats['sm_reserve_others']:,} launches during collectives: "
-            "no GEMM of a cuBLAS that the program is linked to"
+            "they are not GEMMs of the cuBLAS that the program is linked to"
         )
     also = f" ({', '.join(found)})" if found else ""
     return f"{stats['sm_reserved']:,} GEMMs left {policy.sm_reserve} SMs free{also}"

@@ -27,9 +27,8 @@ _log = logging.getLogger("weft.tracer")
 _MAGIC, TRACE_VERSION = b"wefttrc", 3
 DEVICES, COUNTERS_ROOM = 16, 16
 KERNEL_SPAN, MEMCPY_SPAN, MEMSET_SPAN, GRAPH = range(4)
-CHAINED, OPEN, LATE, FAILED, UNTIMED, COMM_SPAN, PDL_SPLIT, COOPERATIVE, STALLED = (
-    1 << bit for bit in range(9)
-)
+CHAINED, OPEN, LATE, FAILED, UNTIMED, COMM_SPAN, PDL_SPLIT = (1 << bit for bit in range(7))
+STALLED = 1 << 8  # bit 7 is unused
 _COUNTERS = (
     "events",
     "event_failures",

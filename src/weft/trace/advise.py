@@ -175,12 +175,12 @@ _TEXT = {
     ),
     "residency": (
         "Keep room: at most {residency} blocks per SM while a collective runs",
-        "With fewer resident blocks an SM drains sooner and goes to the collective. Memory-bound kernels "
-        "lose by it: if some do, give rules per kernel in a policy file.",
+        "With fewer resident blocks, an SM drains sooner and becomes free for the collective. Memory-bound "
+        "kernels slow down: if the job has any, limit only the others, by rules in a policy file.",
     ),
     "priority": (
         "Raise the priority of the collective",
-        "As the blocks of that kernel end, a collective of high priority takes their place.",
+        "As blocks of that kernel end, blocks of a high-priority collective take their place.",
     ),
 }
 

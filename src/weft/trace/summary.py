@@ -32,11 +32,10 @@ def summary_sentence(
         part = 100 * reasons_us[reason] / total
         known = BY_KEY.get(reason.removesuffix("_us"))
         because = known.because if known else f"of {reason.removesuffix('_us').replace('_', ' ')}"
-        said += f", {'mostly' if part > 50 else 'first of all'} because {because} ({part:.0f}% of it)"
+        said += f", {'mostly' if part > 50 else 'mainly'} because {because} ({part:.0f}% of it)"
     if saved_us is not None and step_us:
-        said += (
-            f"; {duration(saved_us)} of the {duration(step_us)} {'step' if stepped else 'span'} depend on it"
-        )
+        of = "step" if stepped else "span"
+        said += f"; {duration(saved_us)} could be recovered from the {duration(step_us)} {of}"
     return said + "."
 
 

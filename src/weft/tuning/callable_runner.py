@@ -158,7 +158,7 @@ def _controls(world: int) -> Any:
         raise UnavailableError("weft.tune needs PyTorch: pip install torch") from None
     if not torch.cuda.is_available():
         raise UnavailableError(
-            'this machine has no GPU that PyTorch can use; weft.tune(fn, device="cpu") measures without one'
+            'this machine has no GPU that PyTorch can use; weft.tune(fn, device="cpu") tunes without one'
         )
     from weft.shim import restart
     from weft.tuning.live.controls import LaunchControls

@@ -140,9 +140,9 @@ def verdict_text(verdict: dict[str, Any]) -> str:
     try:
         text = json.dumps(verdict, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"the verdict has no JSON: {error}") from None
+        raise UsageError(f"the verdict cannot be written as JSON: {error}") from None
     if len(text) > MAX_VERDICT_BYTES:
-        raise UsageError(f"a verdict of {len(text)} bytes; the store takes at most {MAX_VERDICT_BYTES}")
+        raise UsageError(f"the verdict has {len(text)} bytes; the store takes at most {MAX_VERDICT_BYTES}")
     return text
 
 

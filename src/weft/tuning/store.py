@@ -305,7 +305,7 @@ def _document(document: Any) -> list[Entry]:
 
 def _json(text: Any) -> Any:
     if not isinstance(text, str):
-        raise ValueError("no text where JSON should be")
+        raise ValueError("expected JSON text")
     return json.loads(text)
 
 

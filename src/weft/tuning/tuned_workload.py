@@ -77,14 +77,14 @@ class TunedWorkload:
     def from_dict(cls, document: Mapping[str, Any]) -> TunedWorkload:
         """From the document of `weft tune --json`, which is not trusted."""
         try:
-            told = dict(document["verdict"])
+            verdict = dict(document["verdict"])
             simulated = document.get("simulated") or str(document["device"]).startswith("sim:")
             filled = {
-                **told,
+                **verdict,
                 "source": "simulator" if simulated else "lab",
                 "policy": document["policy"],
-                "chosen": told["candidate"],
-                "baseline": told.get("baseline", "plain overlap"),
+                "chosen": verdict["candidate"],
+                "baseline": verdict.get("baseline", "plain overlap"),
                 "best_ms": document["best_ms"],
                 "baseline_ms": min(document["sequential_ms"], document["overlap_ms"]),
                 "measurements": document.get("measurements") or 0,

@@ -88,7 +88,7 @@ def policy_schema(texts: dict[str, str]) -> dict[str, Any]:
     top["comm"]["allOf"] = _TOGETHER
     return {
         "title": "Policy",
-        "description": "How compute and communication share the GPU; what is absent stays as it is.",
+        "description": "How compute and communication share the GPU; absent keys leave settings unchanged.",
         "type": "object",
         "properties": top,
         "required": ["version"],

@@ -17,7 +17,7 @@ class ReproducedJson(TypedDict):
     error: float | None
     """Ours less the published figure."""
     basis: str
-    """`looked at`: the figure was known while the model was built; `not looked at`: it was not."""
+    """`inspected`: the figure was known while the model was built; `held out`: it was not."""
     unit: str
     sign_right: bool | None
     ours_range: list[float] | None

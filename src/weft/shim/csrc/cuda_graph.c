@@ -32,8 +32,10 @@ static void append(graph_kernels *l, weft_graph_kernel k) {
     if (l->count == l->room) {
         size_t room = l->room ? l->room * 2 : 64;
         weft_graph_kernel *grown = realloc(l->kernels, room * sizeof *grown);
-        if (!grown)
+        if (!grown) {
+            l->unhandled = true; /* this node's kernel will not be counted */
             return;
+        }
         l->kernels = grown;
         l->room = room;
     }
@@ -80,8 +82,10 @@ static void read_graph(CUgraph graph, graph_kernels *into, CUgraphNode within, i
         return;
     }
     CUgraphNode *nodes = calloc(count ? count : 1, sizeof *nodes);
-    if (!nodes || cu->cuGraphGetNodes(graph, nodes, &count) != CUDA_SUCCESS)
+    if (!nodes || (count && cu->cuGraphGetNodes(graph, nodes, &count) != CUDA_SUCCESS)) {
+        into->unhandled = true;
         count = 0;
+    }
     for (size_t i = 0; i < count; i++) {
         int type = -1;
         CUgraph child;
@@ -210,10 +214,10 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *outcome) {
 
 /* Callers of the next two functions hold the lock. */
 static weft_graph_kernel *kernel_at(graph_kernels *g, CUgraphNode node) {
-    size_t i = g->changed, looked = 0; /* programs change their nodes in order */
-    while (looked < g->count && g->kernels[i % g->count].node != node)
-        i++, looked++;
-    if (looked == g->count)
+    size_t i = g->changed, searched = 0; /* programs change their nodes in order */
+    while (searched < g->count && g->kernels[i % g->count].node != node)
+        i++, searched++;
+    if (searched == g->count)
         return NULL;
     g->changed = i % g->count + 1;
     return &g->kernels[i % g->count];

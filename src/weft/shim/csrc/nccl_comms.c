@@ -158,7 +158,7 @@ const char *weft_comm_why_not(weft_comm *c) {
         return "NCCL_MAX_CTAS or NCCL_MIN_CTAS is in the environment or in nccl.conf and outranks every other limit: "
                "unset it, or set WEFT_LIVE=1 when the job is started";
     if (!c->key)
-        return "its ranks have no key in common (ncclCommGrow)";
+        return "its ranks share no key (ncclCommGrow)";
     if (c->rank < 0 || c->size < 0)
         return "it is not ready";
     if (c->size == 1)
@@ -172,7 +172,7 @@ const char *weft_comm_why_not(weft_comm *c) {
     if (atomic_load(&c->revoked))
         return "the program has revoked it (ncclCommRevoke)";
     if (atomic_load(&c->splitting))
-        return "an earlier split of it is not over";
+        return "an earlier split of it has not finished";
     return NULL;
 }
 

@@ -44,7 +44,7 @@ static bool await(weft_split *j, weft_comm *c, ncclComm_t handle) {
             return true;
         weft_nap();
     }
-    snprintf(j->why, sizeof j->why, "ncclCommSplit was not over by the deadline");
+    snprintf(j->why, sizeof j->why, "ncclCommSplit did not finish by the deadline");
     return false;
 }
 

@@ -43,7 +43,7 @@ static void *work(void *argument) {
 static bool run(weft_split *j) {
     pthread_t thread;
     if (pthread_create(&thread, NULL, work, j) != 0) {
-        snprintf(j->why, sizeof j->why, "no thread could be started");
+        snprintf(j->why, sizeof j->why, "cannot start a thread");
         j->failed = true;
         return true;
     }
@@ -193,7 +193,7 @@ EXPORT int weft_nccl_prepare_keys(int ctas, double timeout_s, const uint64_t *ke
     if (weft_limit_possible(ctas))
         return 0; /* each call can carry the limit, which saves the siblings and their memory */
     if (!begin())
-        return weft_refuse(why, size, "an earlier split of a communicator is not over");
+        return weft_refuse(why, size, "an earlier split of a communicator has not finished");
     weft_nccl_private(true);
     weft_split_collect_late();
     weft_nccl_private(false);
@@ -216,7 +216,7 @@ EXPORT int weft_nccl_prepare_keys(int ctas, double timeout_s, const uint64_t *ke
     sort(j, sorted);
     if (!run(j)) { /* its thread clears `busy` when the split ends */
         weft_count(WEFT_COUNT_SPLIT_FAILURES);
-        return weft_refuse(why, size, "ncclCommSplit was not over by the deadline: did every rank ask for it?");
+        return weft_refuse(why, size, "ncclCommSplit did not finish by the deadline: did every rank request it?");
     }
     return end(finish(j, why, size));
 }

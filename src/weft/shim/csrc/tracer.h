@@ -18,7 +18,7 @@ enum {
 enum { WEFT_TRACE_KERNEL, WEFT_TRACE_MEMCPY, WEFT_TRACE_MEMSET, WEFT_TRACE_GRAPH };
 enum { WEFT_COPY_UNKNOWN, WEFT_COPY_HTOD, WEFT_COPY_DTOH, WEFT_COPY_DTOD, WEFT_COPY_PTOP, WEFT_COPY_HTOH };
 
-enum {                         /* weft_trace_span.flags */
+enum {                         /* weft_trace_span.flags; 128 is unused */
        WEFT_SPAN_CHAINED = 1,  /* a programmatic dependent launch, with no event between it and the kernel before it */
        WEFT_SPAN_OPEN = 2,     /* has no end event; it ends with its chain */
        WEFT_SPAN_LATE = 4,     /* its end event was recorded on an already idle stream: the end is an upper bound */
@@ -26,8 +26,7 @@ enum {                         /* weft_trace_span.flags */
        WEFT_SPAN_UNTIMED = 16, /* no event was available */
        WEFT_SPAN_COMM = 32,    /* a communication kernel, or a graph that contains one */
        WEFT_SPAN_PDL_SPLIT = 64, /* an event separates it from the launch it depends on: first time this was seen */
-       WEFT_SPAN_COOPERATIVE = 128,
-       WEFT_SPAN_STALLED = 256, /* the stream was held back until all was queued, so the events give its duration */
+       WEFT_SPAN_STALLED = 256,  /* the stream was held back until all was queued, so the events give its duration */
 };
 
 typedef struct {

@@ -58,9 +58,9 @@ static uint32_t between(CUdeviceptr to, CUdeviceptr from) {
 
 /* If a batch has several directions, a copy between devices determines its direction, since that one communicates. */
 static uint32_t of_batch(const CUdeviceptr *to, const CUdeviceptr *from, size_t count) {
-    enum { LOOKED_AT = 64 };
+    enum { EXAMINED = 64 };
     uint32_t found = WEFT_COPY_UNKNOWN;
-    for (size_t i = 0; to && from && i < count && i < LOOKED_AT && found != WEFT_COPY_PTOP; i++) {
+    for (size_t i = 0; to && from && i < count && i < EXAMINED && found != WEFT_COPY_PTOP; i++) {
         uint32_t one = between(to[i], from[i]);
         found = i == 0 || one == WEFT_COPY_PTOP ? one : found;
     }

@@ -73,8 +73,9 @@ bool weft_chunk_ready(uint32_t chunk); /* reserves disk blocks for a chunk of ro
  * held its locks. */
 /* clang-format off */
 #define WEFT_FORGETS(X) \
-    X(policy) X(kernels) X(counts) X(shape) X(flight) X(driver) X(limits) X(names) X(headstart) X(placed) X(cublas) X(tracer) X(output) X(stamps) X(events) \
-    X(graph) X(captures) X(comms) X(route) X(split) X(config) X(environment) X(calls) X(call_rules) X(windows) X(engine) X(tuner) X(library)
+    X(policy) X(kernels) X(counts) X(shape) X(flight) X(driver) X(limits) X(names) X(headstart) X(placed) X(cublas) \
+    X(tracer) X(output) X(stamps) X(events) X(graph) X(captures) X(comms) X(route) X(split) X(config) X(environment) \
+    X(calls) X(call_rules) X(windows) X(engine) X(tuner) X(library)
 /* clang-format on */
 #define X(part) void weft_forget_##part(void);
 WEFT_FORGETS(X)

@@ -24,7 +24,7 @@ from weft.tuning.live.options import Facts, Kernel
 _FREE_BYTES = 2 << 30  # free GPU memory required for the buffers of new communicators
 SM_SHARE = 2  # collectives of all ranks on the GPU may together take 1 in SM_SHARE of its SMs
 SHARED_CTAS = 8  # limit per rank if processes share a GPU: 16 with high priority made collectives hang
-TOLD_KERNELS, TOLD_NAME = 32, 200
+REPORTED_KERNELS, REPORTED_NAME = 32, 200
 MOST_SIZES = 32
 RULE_PATHS = ("config", "tuner")
 _PER_RANK = ("all_gather", "reduce_scatter")
@@ -86,7 +86,7 @@ class LaunchControls:
             framework=self._framework_choices(),
             cta_choices_at_start=at_start,
             start_settings=_start_settings(profile, self._world) if seen and comm and _used() else (),
-            kernels=_worth_telling(kernels),
+            kernels=_to_report(kernels),
             span_ms=profile.span_ms if profile else None,
             comm_ms=profile.comm_ms if profile else None,
             exposed_ms=profile.exposed_ms if profile else None,
@@ -194,12 +194,12 @@ class LaunchControls:
         }
 
 
-def _worth_telling(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+def _to_report(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
     """The kernels that overlap most, with names shortened: all ranks send them through the store."""
     beside = [(k.beside_ms or 0.0, k.beside) for k in kernels]
-    told = sorted(zip(beside, kernels, strict=True), key=lambda pair: pair[0], reverse=True)
-    most = [kernel for weight, kernel in told if any(weight)][:TOLD_KERNELS]
-    return tuple(replace(k, name=k.name[:TOLD_NAME], symbol=k.symbol[:TOLD_NAME]) for k in most)
+    ranked = sorted(zip(beside, kernels, strict=True), key=lambda pair: pair[0], reverse=True)
+    most = [kernel for weight, kernel in ranked if any(weight)][:REPORTED_KERNELS]
+    return tuple(replace(k, name=k.name[:REPORTED_NAME], symbol=k.symbol[:REPORTED_NAME]) for k in most)
 
 
 def _kernel(

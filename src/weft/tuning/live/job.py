@@ -155,7 +155,7 @@ class Live:
             if ends and self._session is not None and self._steps.length == 1:
                 self._changed = self._session.changed
                 free = self._session.free_steps
-                self._free.begin(optimizer, event, free, each_looked_at=self._changed)
+                self._free.begin(optimizer, event, free, each_in_python=self._changed)
         except BaseException as error:
             self._caught(error)
 

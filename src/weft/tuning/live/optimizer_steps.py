@@ -78,15 +78,15 @@ class FreeSteps:
         self._until_s = 0.0
         self.optimizer: Callable[[], Any] = lambda: None
 
-    def begin(self, optimizer: Any, number: int, free: int, *, each_looked_at: bool = False) -> None:
+    def begin(self, optimizer: Any, number: int, free: int, *, each_in_python: bool = False) -> None:
         """Make the next `free` steps of this optimizer, on this thread, free steps.
 
-        `number`: the optimizer's number. `each_looked_at`: the hook counts none of them by itself.
+        `number`: the optimizer's number. `each_in_python`: the hook counts none of them by itself.
         """
         if free > 0:
             if self.optimizer() is not optimizer:
                 self.optimizer = weakref.ref(optimizer)
-            self.counted = 0 if each_looked_at or free < COUNTED else COUNTED - 1
+            self.counted = 0 if each_in_python or free < COUNTED else COUNTED - 1
             self.left = self._free = free
             self._number, self._ident = number, threading.get_ident()
             self._until_s = time.monotonic() + LONGEST_FREE_S

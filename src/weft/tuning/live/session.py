@@ -195,7 +195,7 @@ class Session:
         if self._plan:
             self._next()
         elif self._light:
-            self._hear()
+            self._follow_leader()
         else:
             self._meet(self._report())
 
@@ -276,7 +276,7 @@ class Session:
                 self._since = None  # the ranks waited for each other: start timing anew
                 return self._obey(decision)
 
-    def _hear(self) -> None:
+    def _follow_leader(self) -> None:
         """In the watch: the leader decides what comes next, from the steps that the device has finished."""
         clock = self.controls.clock()
         known = len(self._marks) - LAG if self.agreement.leads else 0

@@ -20,7 +20,7 @@ _log = logging.getLogger("weft.tracer")
 
 CALLS_BETWEEN_CHECKS = 64  # collectives between two checks for a period, if no optimizer steps
 TRACED_PERIODS = 6
-MOST_LOOKS = 100
+MOST_CHECKS = 100
 
 
 class StepTracer:
@@ -135,11 +135,11 @@ class _Listener:
     """Finds the period of the collectives, as long as no optimizer steps."""
 
     def __init__(self, traced: StepTracer) -> None:
-        self._traced, self._looks = traced, 0
+        self._traced, self._checks = traced, 0
 
     def called(self, key: str, count: int) -> None:
-        self._looks += 1
-        if self._traced.over or self._traced.by_optimizer or self._looks > MOST_LOOKS:
+        self._checks += 1
+        if self._traced.over or self._traced.by_optimizer or self._checks > MOST_CHECKS:
             communicators.on_call(None)
             return
         calls = [(call.operation, call.bytes) for call in communicators.calls() if call.key == key]

@@ -108,7 +108,7 @@ class TunedJob:
         interval = f"(95%: {low:.1f} to {high:.1f})"
         found = f"its gain of {gain:.1f}% {interval} is not proven"
         if gain <= 0:
-            found = f"not in its proof: a gain of {gain:.1f}% {interval}"
+            found = f"its proof showed no gain: {gain:.1f}% {interval}"
         reason = f"{policy.label} was best, but {found}"
         return dataclasses.replace(shown, reason=reason, best_ms=shown.default_ms)
 
@@ -130,7 +130,7 @@ class TunedJob:
         """The outcome in one sentence."""
         used = f"{self.steps} steps" if self.steps != 1 else "1 step"
         if cost_ms := round(self.cost_ms):
-            used += f" that took {abs(cost_ms)} ms {'more' if cost_ms > 0 else 'less'} than without"
+            used += f" that took {abs(cost_ms)} ms {'more' if cost_ms > 0 else 'less'} than without tuning"
         if not self.kept:
             return f"left alone after {used}: {self.reason}{self._rest}"
         low, high = self.ci_pct
@@ -256,7 +256,7 @@ def final(status: Any, untimed: int = 0) -> dict[str, Any]:
     watched = {**status.to_dict(), "steps": status.steps + untimed}
     document = {**shown.to_dict(), "watch": watched}
     if less:
-        document["text"] += f"; its proof had shown {outcome.gain_pct:.1f}%, checks since then less"
+        document["text"] += f"; its proof showed {outcome.gain_pct:.1f}%; later checks showed less"
     if lately is not None:
         document["text"] += f"; at the end a step took {lately:.4g} ms on average"
     if status.proving and outcome.kept:
@@ -338,5 +338,5 @@ def why_none_was_better(facts: Facts, tried: Sequence[Tried], default: Policy, n
         about = "no compute kernel overlapped with a collective; "
     elif not any(kernel.can_be_shaped for kernel in beside):
         about = "kernels that overlap with collectives hold one block per SM or are memory-bound; "
-    seen = ", ".join(parts)
-    return f"{about}nothing was faster ({seen}; a step scatters by {noise_pct:.1f}%)"
+    results = ", ".join(parts)
+    return f"{about}nothing was faster ({results}; step times vary by {noise_pct:.1f}%)"

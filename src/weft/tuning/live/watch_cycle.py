@@ -15,7 +15,7 @@ from itertools import islice, pairwise
 from weft.measure.steadiness import LONGEST_CYCLE, Cycle, cycle
 from weft.tuning.live.trial import Sample
 
-CYCLE_TRIALS = 3 * LONGEST_CYCLE, 6 * LONGEST_CYCLE  # successive trials from which the cycle is found: least, most
+CYCLE_TRIALS = 3 * LONGEST_CYCLE, 6 * LONGEST_CYCLE  # fewest and most successive trials to find a cycle in
 _JUDGED = LONGEST_CYCLE  # trials after which a known cycle is judged again
 _MISLEADS = 1.25  # a cycle is wrong if trials without it scatter by this factor more than with it
 _RARELY = 512  # trials between two attempts to find a cycle, at most
