@@ -29,7 +29,7 @@ LEAST_DEADLINE_S = 5.0
 DEADLINE = 10.0  # times the usual step: how long other ranks may take to reach the boundary
 STALL = 10.0  # times the usual step: how long each step of a trial may take
 LEAST_STALL_S = 5.0
-MOST_APART = 2
+OUT_OF_STEP = 2
 """Decisions of the watch at which a rank differs from the leader before the tuning ends. One proves
 nothing: a collective of another thread may precede the end of a step on one rank and follow it on another."""
 RESCUED = 0.25  # share of the allowed time: a trial that ends later after its rescue had another problem
@@ -290,7 +290,7 @@ class Session:
             report, lambda reports: {**decide([*reports, *others]), "clock": clock}
         )
         self._apart = self._apart + 1 if different_steps([decision.get("clock", {}), clock]) else 0
-        if self._apart == MOST_APART:
+        if self._apart == OUT_OF_STEP:
             reason = f"rank {self.agreement.rank} is not at the same step as the first rank"
             self.agreement.leave(reason)
             return self.stop(reason)
