@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -152,6 +153,20 @@ def test_weft_alone_shows_its_help_line_by_line(capsys):
     output = capsys.readouterr()
     assert (ended.value.code, output.out) == (2, "")
     assert any(line.split()[:1] == ["analyze"] for line in output.err.splitlines())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run --policy /dev/zero -- true",
+        "plan --model llama3-8b --gpus 8 --cluster /dev/zero",
+        "plan --gpus 8 --config /dev/zero",
+        "store import /dev/zero --store none.db",
+    ],
+)
+def test_a_file_without_an_end_is_refused(capsys, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    assert re.search(r"/dev/zero.* over \d+ MiB", refused(capsys, *words.split()))
 
 
 def shell(script: str, tmp_path, **more: str) -> subprocess.CompletedProcess[str]:

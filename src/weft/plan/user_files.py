@@ -68,14 +68,15 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """A small text file."""
     name = os.fspath(path)
     try:
-        found = Path(path)
-        if found.stat().st_size > MOST_BYTES:
-            raise InputError(f"{name} is over {MOST_BYTES >> 20} MiB: not a configuration file")
-        return found.read_text(encoding="utf-8")
+        with Path(path).open(encoding="utf-8") as file:  # anything but a regular file may never end
+            words = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise InputError(f"cannot read {name}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InputError(f"{name} is not a text file") from None
+    if len(words) > MOST_BYTES:
+        raise InputError(f"{name} is over {MOST_BYTES >> 20} MiB: not a configuration file")
+    return words
 
 
 def parse_toml(words: str, name: str) -> dict[str, Any]:
