@@ -86,6 +86,37 @@ GPT_OSS = {
     "layer_types": ["sliding_attention", "full_attention"] * 18,
 }
 
+# google/gemma-2-2b and the text_config of meta-llama/Llama-4-Scout and -Maverick; gemma's states no tying.
+GEMMA = {
+    "model_type": "gemma2",
+    "num_hidden_layers": 26,
+    "hidden_size": 2304,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "intermediate_size": 9216,
+    "vocab_size": 256000,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+}
+SCOUT = {
+    "model_type": "llama4_text",
+    "num_hidden_layers": 48,
+    "hidden_size": 5120,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "interleave_moe_layer_step": 1,
+    "vocab_size": 202048,
+    "hidden_act": "silu",
+    "num_local_experts": 16,
+    "num_experts_per_tok": 1,
+    "tie_word_embeddings": False,
+}
+MAVERICK = {**SCOUT, "num_local_experts": 128, "interleave_moe_layer_step": 2}
+
 
 def file(tmp_path, name, content):
     path = tmp_path / name
@@ -95,7 +126,13 @@ def file(tmp_path, name, content):
 
 @pytest.mark.parametrize(
     ("document", "preset"),
-    [(LLAMA, "llama3-70b"), (QWEN, "qwen3-30b-a3b"), (DEEPSEEK, "deepseek-v3"), (GPT_OSS, "gpt-oss-120b")],
+    [
+        (LLAMA, "llama3-70b"),
+        (QWEN, "qwen3-30b-a3b"),
+        (DEEPSEEK, "deepseek-v3"),
+        (GPT_OSS, "gpt-oss-120b"),
+        (MAVERICK, "llama4-maverick"),
+    ],
 )
 def test_a_hugging_face_config_is_the_model(tmp_path, document, preset):
     found, known = read_config(file(tmp_path, "config.json", document)).model, MODELS[preset]
@@ -104,6 +141,12 @@ def test_a_hugging_face_config_is_the_model(tmp_path, document, preset):
     assert found.active_params == known.active_params
     assert found.attention_flops(4096) == known.attention_flops(4096)
     assert found.most_nodes == known.most_nodes
+
+
+@pytest.mark.parametrize(("document", "params"), [(GEMMA, 2_614_341_888), (SCOUT, 107_769_861_120)])
+def test_a_config_has_the_parameters_that_transformers_counts(tmp_path, document, params):
+    found = read_config(file(tmp_path, "config.json", document)).model
+    assert found.params == pytest.approx(params, rel=1e-3)
 
 
 def test_the_text_part_of_a_multimodal_config_is_taken(tmp_path):

@@ -56,6 +56,8 @@ CASES = {
     "no descriptors of weft": "@ sh -c 'cd /proc/self/fd; echo *'",
     "arguments": "@ printf '<%s>' '' 'two words' '*' --flag '$x' '\\'",
     "environment": "env -i PATH=$PATH PYTHONPATH=$PYTHONPATH A= B='x y' @ env | grep -Ev '^(LD_PRELOAD|WEFT_JOB|ASAN_OPTIONS)='",
+    "a script without #!": "printf 'echo \"$0\" \"$@\"; exit 5' > bare; chmod +x bare; @ ./bare -x 'two words'",
+    "a script without #! in PATH": "printf 'echo \"$0\"' > work/bare; chmod +x work/bare; PATH=$PWD/work:$PATH; @ bare; rm work/bare",
     "umask and folder": "umask 027; cd /; @ sh -c 'umask; pwd'",
     "the end of a pipe is seen at once": "@ sh -c 'exec >&-; until test -e early; do sleep 0.02; done' | { cat; touch early; }; rm early",
     "a writer sees its reader gone": "{ sleep 0.3; yes; } | @ sh -c 'exec <&-; sleep 0.6'",
@@ -105,6 +107,18 @@ def run(script: str, prefix: str, folder: Path, timeout: float = 60) -> tuple[in
 @pytest.mark.parametrize("name", CASES)
 def test_a_shell_sees_no_difference(folder, name):
     assert run(CASES[name], WEFT, folder) == run(CASES[name], "", folder)
+
+
+def test_a_preloaded_library_prints_as_often_as_without_weft(folder):
+    source = folder / "chatty.c"
+    source.write_text(
+        "#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\nextern char *program_invocation_name;\n"
+        "__attribute__((constructor)) static void say(void) {\n"
+        '    if (strstr(program_invocation_name, "true")) puts("loaded");\n}\n'
+    )
+    library = compile_c(folder / "chatty.so", "-shared", "-fPIC", str(source))
+    script = f"LD_PRELOAD={library} @ env true"
+    assert run(script, WEFT, folder) == run(script, "", folder)
 
 
 # --- full and read-only file systems ------------------------------------------------------------------------

@@ -219,6 +219,28 @@ def test_all_to_all_in_an_export_is_told_from_pipeline_sends_by_the_calls(tmp_pa
     assert analysis.ranks[0].attribution.reasons()["slower_rank"] > 0
 
 
+def test_graphs_that_nsys_traced_as_a_whole_are_named(tmp_path):
+    path = as_nsys(tmp_path / "report.sqlite", run([[compute(100 * US), comm(150 * US)] * 2] * 2, [0, 0]))
+    with contextlib.closing(sqlite3.connect(path)) as base:
+        base.execute(
+            "create table CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start integer, end integer, deviceId integer, "
+            "streamId integer, correlationId integer, globalPid integer)"
+        )
+        base.executemany(
+            "insert into CUPTI_ACTIVITY_KIND_GRAPH_TRACE values (?, ?, 1, 7, 9, ?)",
+            [(start, start + 1000, 1001 << 24) for start in (0, 5000, 9000)],
+        )
+        base.commit()
+        first, second = weft.analyze(path).ranks
+        assert not first.trace.warnings
+        assert "3 launches of CUDA graphs" in second.trace.warnings[0]
+        assert "--cuda-graph-trace=node" in second.trace.warnings[0]
+        base.execute("delete from CUPTI_ACTIVITY_KIND_KERNEL")
+        base.commit()
+    with pytest.raises(InputError, match="only CUDA graphs.*--cuda-graph-trace=node"):
+        weft.analyze(path)
+
+
 ROCPROF = """"Kind","Agent_Id","Queue_Id","Stream_Id","Thread_Id","Dispatch_Id","Kernel_Id","Kernel_Name","Correlation_Id",\
 "Start_Timestamp","End_Timestamp","LDS_Block_Size","Scratch_Size","VGPR_Count","Accum_VGPR_Count","SGPR_Count",\
 "Workgroup_Size_X","Workgroup_Size_Y","Workgroup_Size_Z","Grid_Size_X","Grid_Size_Y","Grid_Size_Z"

@@ -188,6 +188,13 @@ def test_ranks_in_folders_of_their_own_come_in_natural_order(tmp_path):
     assert [rank.trace.rank for rank in weft.analyze(tmp_path).ranks] == [1, 2, 10]
 
 
+def test_the_folder_that_jax_was_given_leads_to_its_profiles(tmp_path):
+    place = tmp_path / "plugins" / "profile" / "2026_01_01_00_00_00"
+    place.mkdir(parents=True)
+    small().write(place / "host.json")
+    assert len(weft.analyze(tmp_path).ranks) == 1
+
+
 def test_a_name_made_to_be_slow_is_not(tmp_path):
     built = small()
     built.gpu("quickreduce" * 500_000, 20_000, 21_000)

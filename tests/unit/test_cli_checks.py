@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -151,3 +153,75 @@ def test_weft_alone_shows_its_help_line_by_line(capsys):
     output = capsys.readouterr()
     assert (ended.value.code, output.out) == (2, "")
     assert any(line.split()[:1] == ["analyze"] for line in output.err.splitlines())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run --policy /dev/zero -- true",
+        "plan --model llama3-8b --gpus 8 --cluster /dev/zero",
+        "plan --gpus 8 --config /dev/zero",
+        "store import /dev/zero --store none.db",
+    ],
+)
+def test_a_file_without_an_end_is_refused(capsys, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    assert re.search(r"/dev/zero.* over \d+ MiB", refused(capsys, *words.split()))
+
+
+def shell(script: str, tmp_path, **more: str) -> subprocess.CompletedProcess[str]:
+    """`@` in a script stands for `weft`."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", script.replace("@", f"{sys.executable} -m weft")],
+        cwd=tmp_path,
+        env={**env, "PYTHONPATH": os.pathsep.join(sys.path), **more},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("words", ["--version", "schema policy", "node", "store --json --store none.db"])
+def test_a_full_disk_is_one_line_and_a_reader_that_is_gone_is_none(tmp_path, words):
+    full = shell(f"@ {words} > /dev/full", tmp_path)
+    assert (full.returncode, full.stderr) == (
+        2,
+        "weft: cannot write to standard output: No space left on device\n",
+    )
+    gone = shell(f"{{ sleep 0.1; @ {words}; }} | true", tmp_path)
+    assert (gone.returncode, gone.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "2"])
+def test_a_terminal_without_a_size_gets_the_usual_width(tmp_path, columns):
+    words = "@ plan --model llama3-8b --gpus 64 --sharding zero3"
+    narrow, usual = (
+        shell(words, tmp_path, COLUMNS=columns),
+        shell(words, tmp_path, COLUMNS="80"),
+    )
+    assert (narrow.returncode, narrow.stdout) == (0, usual.stdout), narrow.stderr
+    assert shell("@ run -q -- sh -c 'echo $COLUMNS'", tmp_path, COLUMNS=columns).stdout == f"{columns}\n"
+
+
+def test_closed_streams_do_not_stop_top(tmp_path):
+    assert shell("@ top --samples 1 >&-", tmp_path).returncode == 0
+    master, slave = pty.openpty()
+    try:
+        done = shell(f"@ top --samples 1 <&- > {os.ttyname(slave)}", tmp_path)
+    finally:
+        os.close(slave)
+        os.close(master)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_current_folder_that_is_gone_is_named(tmp_path):
+    done = shell("mkdir gone; cd gone; rmdir ../gone; @ run --trace out -- true", tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "current folder" in done.stderr
+
+
+def test_schemas_are_listed_without_docstrings(tmp_path):
+    done = shell("@ schema", tmp_path, PYTHONOPTIMIZE="2")
+    assert (done.returncode, "policy" in done.stdout.split()) == (0, True), done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -35,6 +36,10 @@ COMMANDS = (
 )
 
 INTERRUPTED = 130
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+_LEAST_COLUMNS = 3
+"""Terminals without a size set COLUMNS to 0; rich takes that as it is, and fails."""
 
 PASS_THROUGH: dict[str, Any] = {"allow_interspersed_args": False}
 """Settings for commands whose arguments belong to another program."""
@@ -88,14 +93,19 @@ def main(argv: list[str] | None = None) -> None:
             stream.reconfigure(errors="replace")
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what cannot be written must fail here, not while the interpreter exits
     except WeftError as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:  # `weft … | head`: the reader has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(1)
     except KeyboardInterrupt:
         _fail("interrupted", INTERRUPTED)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+            _drop_output()
+            _fail(f"cannot write to {error.filename or 'standard output'}: {error.strerror}", 2)
         # Newer releases of typer include a copy of click, so recognise its errors by name and interface.
         if type(error).__name__ == "Abort":
             _fail("interrupted", INTERRUPTED)
@@ -112,6 +122,9 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _run(argv: list[str]) -> Any:
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() and int(columns) < _LEAST_COLUMNS and "run" not in argv:
+        del os.environ["COLUMNS"]  # a program of `weft run` keeps it
     from weft.cli.quick import plain_arguments
 
     arguments = plain_arguments(argv)
@@ -123,6 +136,12 @@ def _run(argv: list[str]) -> Any:
     # Help and errors of the root command need every subcommand; otherwise load only the one that runs.
     one = argv[:1] if argv and argv[0] in COMMANDS else None
     return build_app(one)(args=argv, prog_name="weft", standalone_mode=False)
+
+
+def _drop_output() -> None:
+    """Drop what is left to write, so that the interpreter does not try again when it exits."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> None:

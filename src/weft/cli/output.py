@@ -47,7 +47,12 @@ def check_distinct(outputs: Mapping[str, Path | None]) -> None:
 
 def check_output_folder(option: str, folder: Path) -> None:
     """Refuse a folder that cannot be written to or created. Writes nothing."""
-    known = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    try:
+        known = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    except OSError as error:  # the current folder is gone
+        raise UsageError(
+            f"{option} {folder}: current folder: {error.strerror or error}; name an absolute path"
+        ) from None
     if not known.is_dir():
         raise UsageError(f"{option} {folder}: {known} is not a folder; name another")
     if not os.access(known, os.W_OK | os.X_OK):

@@ -26,5 +26,5 @@ def schema(
         print(json.dumps(json_schema(name), indent=2))
         return
     for known, kind in SCHEMAS.items():
-        first = (kind.__doc__ or "").strip().splitlines()[0]
-        print(f"{known:16} {first}")
+        first = (kind.__doc__ or "").strip().partition("\n")[0]  # `python -OO` has no docstrings
+        print(f"{known:16} {first}".rstrip())

@@ -78,9 +78,11 @@ def _import(opened: Store, file: Path) -> dict[str, Any]:
     from weft.errors import InputError, UsageError
 
     try:
-        if file.stat().st_size > MAX_FILE_BYTES:
+        with file.open(encoding="utf-8") as source:  # anything but a regular file may never end
+            text = source.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
             raise InputError(f"{file}: over {MAX_FILE_BYTES >> 20} MiB; give a file of `weft store export`")
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(text)
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -31,7 +31,7 @@ def show_top(only: RunningJob | None, samples: int | None) -> None:
 
     watch = JobsWatch(only)
     try:
-        if not sys.stdout.isatty():
+        if sys.stdout is None or not sys.stdout.isatty():
             watch.sample()
             watch.wait(REFRESH_S)  # rates need two samples
             print("\n".join(top_frame(watch.sample(), Screen(100, 10_000))))
@@ -52,7 +52,7 @@ def _draw_until_quit(
 ) -> Any:
     from weft.report.top import LINES_OF_A_JOB, Screen, top_frame
 
-    offset, drawn, keys = 0, 0, sys.stdin.fileno() if sys.stdin.isatty() else None
+    offset, drawn, keys = 0, 0, _keyboard()
     sample, due = None, time.monotonic()
     while True:
         started = time.process_time()
@@ -103,6 +103,11 @@ def _pressed(woken: int, keys: int | None) -> list[bytes]:
     return found
 
 
+def _keyboard() -> int | None:
+    """The descriptor that keys are read from; None where standard input is closed or no terminal."""
+    return sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+
+
 @contextmanager
 def _terminal() -> Iterator[tuple[int, Callable[[], None]]]:
     """Switches to the alternate screen and to reading single keys.
@@ -114,7 +119,7 @@ def _terminal() -> Iterator[tuple[int, Callable[[], None]]]:
     for number in (reader, writer):
         os.set_blocking(number, False)
     wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    keys = sys.stdin.fileno() if sys.stdin.isatty() else None
+    keys = _keyboard()
     before = termios.tcgetattr(keys) if keys is not None else None
 
     def enter() -> None:

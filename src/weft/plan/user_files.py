@@ -25,6 +25,10 @@ MOST_BYTES = 1 << 20
 """Size limit: configuration files are small, so a larger file is something else."""
 USUAL_TOKENS = 8192
 """Most tokens of a sequence to assume from a file that states only the model's maximum."""
+_GATED = ("gemma",)
+"""Model types with a gated MLP whose activation's name does not say so."""
+_TIED = ("bloom", "cohere", "falcon", "gemma", "gpt2", "gpt_bigcode", "opt", "starcoder2")
+"""Model types that share one matrix for embedding and output, which their files do not state."""
 _log = logging.getLogger("weft.plan")
 
 
@@ -64,14 +68,15 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """The content of a small text file."""
     name = os.fspath(path)
     try:
-        found = Path(path)
-        if found.stat().st_size > MOST_BYTES:
-            raise InputError(f"{name} is over {MOST_BYTES >> 20} MiB: not a configuration file")
-        return found.read_text(encoding="utf-8")
+        with Path(path).open(encoding="utf-8") as file:  # anything but a regular file may never end
+            words = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise InputError(f"cannot read {name}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InputError(f"{name} is not a text file") from None
+    if len(words) > MOST_BYTES:
+        raise InputError(f"{name} is over {MOST_BYTES >> 20} MiB: not a configuration file")
+    return words
 
 
 def parse_toml(words: str, name: str) -> dict[str, Any]:
@@ -126,9 +131,13 @@ def hugging_face(document: Mapping[str, Any], name: str) -> FromFile:
             f"--config {name} states no num_hidden_layers, hidden_size and num_attention_heads; "
             "give a model's config.json"
         )
+    kind = str(d.get("model_type") or document.get("model_type") or "model")
     experts = get("n_routed_experts", "num_local_experts", "num_experts")
-    each = get("moe_intermediate_size", "intermediate_size_mlp", default=get("intermediate_size"))
-    shared = get("shared_expert_intermediate_size") or each * get("n_shared_experts")
+    each = get("moe_intermediate_size", default=get("intermediate_size"))
+    # Llama 4: a dense layer's width; intermediate_size is that of an expert, of which one is shared.
+    dense_ffn = get("intermediate_size_mlp") if experts else 0
+    shared = get("shared_expert_intermediate_size") or each * get("n_shared_experts", default=bool(dense_ffn))
+    sparse_layers = layers // (get("interleave_moe_layer_step", "decoder_sparse_step") or 1)
     activation = str(d.get("hidden_act", d.get("hidden_activation", d.get("activation_function", ""))))
     types = d.get("layer_types")
     full = sum(kind == "full_attention" for kind in types) if isinstance(types, list) else 0
@@ -144,21 +153,23 @@ def hugging_face(document: Mapping[str, Any], name: str) -> FromFile:
             value_dim=get("v_head_dim", default=128),
         )
     model = Model(
-        name=str(d.get("model_type") or document.get("model_type") or "model"),
+        name=kind,
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=0 if mla else get("num_key_value_heads"),
         head_dim=get("head_dim") or (128 if mla else 0),
-        ffn=get("intermediate_size", "n_inner", default=4 * hidden) or 4 * hidden,
+        ffn=dense_ffn or get("intermediate_size", "n_inner", default=4 * hidden) or 4 * hidden,
         vocab=get("vocab_size", default=51200),
-        gated=any(word in activation for word in ("silu", "swi", "glu")) or bool(experts),
-        tied=bool(d.get("tie_word_embeddings", document.get("tie_word_embeddings", False))),
+        gated=any(word in activation for word in ("silu", "swi", "glu"))
+        or kind.startswith(_GATED)
+        or bool(experts),
+        tied=bool(d.get("tie_word_embeddings", document.get("tie_word_embeddings", kind.startswith(_TIED)))),
         experts=experts,
         experts_per_token=get("num_experts_per_tok", "num_experts_per_token", default=1) if experts else 0,
         expert_ffn=each if experts else 0,
         shared_ffn=shared if experts else 0,
-        dense_layers=min(layers, get("first_k_dense_replace")) if experts else 0,
+        dense_layers=min(layers, get("first_k_dense_replace") or layers - sparse_layers) if experts else 0,
         most_nodes=get("topk_group") if experts and get("n_group") > 1 else 0,
         window=window if window < most else 0,
         full_layers=full if window else 0,

@@ -153,7 +153,15 @@ def check_preload(env: Mapping[str, str]) -> None:
     checked = {**env, "LC_ALL": "C"}
     checked.pop("WEFT_JOB", None)
     try:
-        done = subprocess.run([true], env=checked, stderr=subprocess.PIPE, check=False, timeout=10)
+        done = subprocess.run(
+            [true],
+            env=checked,
+            stdin=subprocess.DEVNULL,  # other libraries in LD_PRELOAD may read and print
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=10,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         _log.debug("cannot check LD_PRELOAD: %s", error)
         return

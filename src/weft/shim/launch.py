@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -151,7 +153,7 @@ def _become(
         for number, handler in inherited.items():
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.execvpe(command[0], command, dict(env))
+        _execute(command, dict(env))
     except OSError as error:
         os.write(writer, str(error.errno or 1).encode())
     except ValueError:  # a NUL byte in an argument
@@ -160,10 +162,21 @@ def _become(
         os._exit(127)
 
 
-def _explain(program: str, errno: int) -> NoReturn:
-    if errno in (2, 20):
+def _execute(command: list[str], env: dict[str, str]) -> None:
+    """As the libc's execvp, which Python's is not: a script without `#!` is one for the shell."""
+    try:
+        os.execvpe(command[0], command, env)
+    except OSError as error:
+        script = shutil.which(command[0], path=env.get("PATH"))
+        if error.errno != errno.ENOEXEC or script is None:
+            raise
+        os.execve("/bin/sh", ["/bin/sh", script, *command[1:]], env)
+
+
+def _explain(program: str, number: int) -> NoReturn:
+    if number in (errno.ENOENT, errno.ENOTDIR):
         raise CommandNotFoundError(f"{program}: command not found; check the name after `--` and your PATH")
-    raise UsageError(f"{program}: {os.strerror(errno)}; give a program that can be executed")
+    raise UsageError(f"{program}: {os.strerror(number)}; give a program that can be executed")
 
 
 # --- the parent ---------------------------------------------------------------------------------------------

@@ -36,7 +36,8 @@ FREE_BYTES = 128 << 20
 """Up to this unpacked size, a file may expand by any factor."""
 
 _SUFFIXES = (".json", ".json.gz", ".json.zst", ".sqlite", ".xplane.pb", "_kernel_trace.csv")
-_MAX_DEPTH = 3
+_MAX_DEPTH = 4
+"""JAX writes LOGDIR/plugins/profile/TIME/HOST.xplane.pb."""
 _QUEUED_BLOCKS = 4
 
 

@@ -6,8 +6,9 @@ import contextlib
 import re
 import sqlite3
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ MAX_S = 600
 """Time limit for reading: a query on a view of a hostile database may never end."""
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+_GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+_NODES = "profile with --cuda-graph-trace=node"
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 """CUPTI's codes of copy kinds."""
 
@@ -69,18 +72,36 @@ def _read(path: Path, base: sqlite3.Connection, is_comm_names: IsComm) -> list[T
     found: dict[int, Columns] = defaultdict(Columns)
     _spans(base, tables, texts, found)
     _calls(base, tables, texts, found)
+    graphs = _whole_graphs(base, tables)
     metadata = {"deviceProperties": _devices(base, tables)}
     out: list[Trace] = []
     several = len(found) > 1
-    for columns in sorted(
-        found.values(), key=lambda mine: min((row[4] for row in mine.gpu), default=1 << 31)
+    for process, columns in sorted(
+        found.items(), key=lambda item: min((row[4] for row in item[1].gpu), default=1 << 31)
     ):
         if columns.gpu:
             info = {"distributedInfo": {"rank": len(out), "world_size": len(found)}} if several else {}
-            out += traces_from(path, columns.collector(), {**metadata, **info}, None, is_comm_names)
+            traces = traces_from(path, columns.collector(), {**metadata, **info}, None, is_comm_names)
+            out += [_with_graphs(trace, graphs[process]) for trace in traces]
     if not out:
-        raise InputError(f"{path}: no GPU activity in it; profile with --trace=cuda")
+        only = f"only CUDA graphs traced as a whole; {_NODES}"
+        raise InputError(f"{path}: {only if graphs else 'no GPU activity in it; profile with --trace=cuda'}")
     return out
+
+
+def _whole_graphs(base: sqlite3.Connection, tables: set[str]) -> Counter[int]:
+    """Launches of CUDA graphs by process, where nsys traced a graph as one span: by default."""
+    rows = _rows(base, _GRAPHS, ("globalPid",)) if _GRAPHS in tables else ()
+    return Counter(_process(process) for (process,) in rows)
+
+
+def _with_graphs(trace: Trace, launches: int) -> Trace:
+    if not launches:
+        return trace
+    said = (
+        f"{launches} launches of CUDA graphs are traced as a whole: their kernels are not counted; {_NODES}"
+    )
+    return replace(trace, warnings=(*trace.warnings, said))
 
 
 def _rows(base: sqlite3.Connection, name: str, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
