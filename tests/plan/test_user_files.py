@@ -143,10 +143,55 @@ def test_a_hugging_face_config_is_the_model(tmp_path, document, preset):
     assert found.most_nodes == known.most_nodes
 
 
-@pytest.mark.parametrize(("document", "params"), [(GEMMA, 2_614_341_888), (SCOUT, 107_769_861_120)])
+# tiiuae/falcon-7b: one key-value head, whatever `num_kv_heads` says. baidu/ERNIE-4.5-21B-A3B.
+FALCON = {
+    "model_type": "falcon",
+    "num_hidden_layers": 32,
+    "hidden_size": 4544,
+    "num_attention_heads": 71,
+    "num_kv_heads": 71,
+    "multi_query": True,
+    "new_decoder_architecture": False,
+    "vocab_size": 65024,
+}
+ERNIE = {
+    "model_type": "ernie4_5_moe",
+    "num_hidden_layers": 28,
+    "hidden_size": 2560,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "moe_k": 6,
+    "moe_layer_start_index": 1,
+    "moe_num_experts": 64,
+    "moe_num_shared_experts": 2,
+    "hidden_act": "silu",
+    "vocab_size": 103424,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("document", "params"),
+    [
+        (GEMMA, 2_614_341_888),
+        (SCOUT, 107_769_861_120),
+        (FALCON, 6_921_720_704),
+        (ERNIE, 21_825_000_000),
+    ],
+)
 def test_a_config_has_the_parameters_that_transformers_counts(tmp_path, document, params):
     found = read_config(file(tmp_path, "config.json", document)).model
     assert found.params == pytest.approx(params, rel=1e-3)
+
+
+def test_experts_that_a_model_does_not_use_do_not_count(tmp_path):
+    without = {**LLAMA, "num_experts": 16384, "num_experts_per_tok": 64, "is_moe": False}
+    assert (
+        read_config(file(tmp_path, "config.json", without)).model
+        == read_config(file(tmp_path, "plain.json", LLAMA)).model
+    )
 
 
 def test_the_text_part_of_a_multimodal_config_is_taken(tmp_path):
@@ -240,6 +285,9 @@ def test_megatron_arguments_are_the_job(tmp_path):
         ("config.json", {"num_hidden_layers": 4}),
         ("config.json", {**LLAMA, "num_hidden_layers": "many"}),
         ("config.json", {**LLAMA, "num_key_value_heads": 7}),
+        ("config.json", {**LLAMA, "mamba_d_state": 16}),
+        ("config.json", {**LLAMA, "layer_types": ["linear_attention", "full_attention"] * 40}),
+        ("config.json", {**LLAMA, "layer_types": ["conv", "full_attention"] * 40}),
         ("job.toml", "[model\n"),
         ("job.toml", '[model]\nname = "llama3"\nflavor = "9B"\n'),
         ("run.sh", "--num-layers eighty --hidden-size 8 --num-attention-heads 2"),

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,12 @@ MOST_BYTES = 1 << 20
 """Size limit: configuration files are small, so a larger file is something else."""
 USUAL_TOKENS = 8192
 """Most tokens of a sequence to assume from a file that states only the model's maximum."""
-_GATED = ("gemma",)
+_GATED = ("bitnet", "gemma", "vaultgemma")
 """Model types with a gated MLP whose activation's name does not say so."""
 _TIED = ("bloom", "cohere", "falcon", "gemma", "gpt2", "gpt_bigcode", "opt", "starcoder2")
 """Model types that share one matrix for embedding and output, which their files do not state."""
+_OTHER_LAYERS = ("mamba_", "ssm_", "lru_", "conv_", "linear_attn", "linear_num", "attn_layer_period")
+"""How keys begin that describe layers other than attention and MLP."""
 _log = logging.getLogger("weft.plan")
 
 
@@ -132,15 +134,27 @@ def hugging_face(document: Mapping[str, Any], name: str) -> FromFile:
             "give a model's config.json"
         )
     kind = str(d.get("model_type") or document.get("model_type") or "model")
-    experts = get("n_routed_experts", "num_local_experts", "num_experts")
+    stated = d.get("layer_types")
+    types = stated if isinstance(stated, list) else []
+    if other := _other_layer(d, types):
+        raise UsageError(
+            f"--config {name}: {kind} has layers other than attention and MLP ({other}), which weft plan "
+            "does not model"
+        )
+    experts = get("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+    if d.get("is_moe") is False:
+        experts = 0
     each = get("moe_intermediate_size", default=get("intermediate_size"))
     # Llama 4: a dense layer's width; intermediate_size is that of an expert, of which one is shared.
     dense_ffn = get("intermediate_size_mlp") if experts else 0
-    shared = get("shared_expert_intermediate_size") or each * get("n_shared_experts", default=bool(dense_ffn))
+    shared = get("shared_expert_intermediate_size") or each * get(
+        "n_shared_experts", "moe_num_shared_experts", default=bool(dense_ffn)
+    )
     sparse_layers = layers // (get("interleave_moe_layer_step", "decoder_sparse_step") or 1)
+    first_dense = get("first_k_dense_replace", "moe_layer_start_index")
+    one_kv_head = bool(d.get("multi_query")) and not d.get("new_decoder_architecture")
     activation = str(d.get("hidden_act", d.get("hidden_activation", d.get("activation_function", ""))))
-    types = d.get("layer_types")
-    full = sum(kind == "full_attention" for kind in types) if isinstance(types, list) else 0
+    full = sum(one == "full_attention" for one in types)
     window = get("sliding_window") if d.get("use_sliding_window", True) is not False else 0
     most = get("max_position_embeddings", "n_positions", default=USUAL_TOKENS)
     mla = None
@@ -157,7 +171,7 @@ def hugging_face(document: Mapping[str, Any], name: str) -> FromFile:
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=0 if mla else get("num_key_value_heads"),
+        kv_heads=0 if mla else 1 if one_kv_head else get("num_key_value_heads", "num_kv_heads"),
         head_dim=get("head_dim") or (128 if mla else 0),
         ffn=dense_ffn or get("intermediate_size", "n_inner", default=4 * hidden) or 4 * hidden,
         vocab=get("vocab_size", default=51200),
@@ -166,10 +180,12 @@ def hugging_face(document: Mapping[str, Any], name: str) -> FromFile:
         or bool(experts),
         tied=bool(d.get("tie_word_embeddings", document.get("tie_word_embeddings", kind.startswith(_TIED)))),
         experts=experts,
-        experts_per_token=get("num_experts_per_tok", "num_experts_per_token", default=1) if experts else 0,
+        experts_per_token=get("num_experts_per_tok", "num_experts_per_token", "moe_k", default=1)
+        if experts
+        else 0,
         expert_ffn=each if experts else 0,
         shared_ffn=shared if experts else 0,
-        dense_layers=min(layers, get("first_k_dense_replace") or layers - sparse_layers) if experts else 0,
+        dense_layers=min(layers, first_dense or layers - sparse_layers) if experts else 0,
         most_nodes=get("topk_group") if experts and get("n_group") > 1 else 0,
         window=window if window < most else 0,
         full_layers=full if window else 0,
@@ -177,6 +193,13 @@ def hugging_face(document: Mapping[str, Any], name: str) -> FromFile:
         seq_len=min(most, USUAL_TOKENS),
     )
     return FromFile(model)
+
+
+def _other_layer(document: Mapping[str, Any], types: Sequence[object]) -> str:
+    """A key or layer type that says that not all layers are attention and MLP; empty if there is none."""
+    keys = (key for key, value in document.items() if value and key.startswith(_OTHER_LAYERS))
+    kinds = (str(one) for one in types if one == "linear_attention" or not str(one).endswith("attention"))
+    return next(keys, "") or next(kinds, "")
 
 
 FLAVORS = {
