@@ -339,6 +339,54 @@ def test_a_groups_signal_is_told_from_one_to_weft_however_late_the_witness_runs(
     assert done.stdout == "True\nFalse\n"
 
 
+COUNTING = """
+import os, signal, time
+got = 0
+def note(*_):
+    global got
+    got += 1
+signal.signal(signal.SIGUSR1, note)
+print("ready", flush=True)
+end = time.monotonic() + 60
+while not got and time.monotonic() < end:
+    time.sleep(0.01)
+time.sleep(0.5)
+os._exit(got)
+"""
+
+
+@pytest.mark.parametrize("selected", ["weft", "the program"])
+def test_a_signal_to_all_processes_of_a_command_line_reaches_the_program_once(folder, selected):
+    """As `pkill -f` selects them: `weft run` selects weft alone, a part of the program's command line both."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder / "tmp")}
+    command = [*WEFT.split(), sys.executable, "-c", COUNTING]
+    pattern = {"weft": b"weft\0run\0", "the program": b"got += 1"}[selected]
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        found = [pid for pid in session(running.pid) if pattern in command_line(pid)]
+        assert len(found) == {"weft": 1, "the program": 3}[selected]
+        for pid in found:
+            os.kill(pid, signal.SIGUSR1)
+        assert running.wait(60) == 1
+
+
+def session(leader: int) -> list[int]:
+    """The processes of a session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            if os.getsid(int(entry.name)) == leader:
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def command_line(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def test_a_signal_during_the_start_reaches_the_program_and_nothing_stays_behind(folder):
     """It arrives while weft checks the loader: the job's folder exists, the program does not."""
     (folder / "true").write_text("#!/bin/sh\ntouch checked; until test -e sent; do sleep 0.02; done\n")

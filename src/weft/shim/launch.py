@@ -56,7 +56,7 @@ def run(
     hold_signals()
     inherited = signals.inherited()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignoring it would discard the exit status
-    witness = signals.Witness()
+    witness = signals.Witness(command)
     try:
         early = signal.sigpending() - {signal.SIGCHLD}  # sent before the command existed to get its own copy
         pid = _start(command, env, mask, inherited)

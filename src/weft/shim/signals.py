@@ -8,7 +8,7 @@ import select
 import signal
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -24,6 +24,8 @@ _ANSWER_S = 10.0  # long: the witness must get to run even if no processor is fr
 _ASK = max(ALL)  # a process receives this one last of all its pending signals
 _REMEMBER_S = 1.0
 _PR_SET_PDEATHSIG = 1
+_ARG_START, _ARG_END = 48, 49  # fields of /proc/PID/stat, from 1; the first after the name is 3
+_NAME_BYTES = 15
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "mksh", "busybox", "ash")
 # The terminal driver sends these to the whole foreground group, so the program gets its own copy.
 _TERMINAL = frozenset(
@@ -95,10 +97,11 @@ class Witness:
 
     A signal sent to the whole group (`kill -TERM -PGID`, `timeout`) has already reached the program and must
     not be forwarded; a signal sent to weft alone must be. Only another member of the group can tell the two
-    apart.
+    apart. In lists of processes it appears as `command`, the program: `pkill -f` and `killall` then select it
+    when they select the program, and do not when they select weft alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, command: Sequence[str] = ()) -> None:
         self.pid = -1
         self._seen: list[tuple[float, int, int]] = []
         reader, writer = os.pipe()
@@ -110,7 +113,7 @@ class Witness:
             os.close(writer)
             return
         if self.pid == 0:
-            _watch(writer, parent)
+            _watch(writer, parent, command)
         os.close(writer)
         self._reader = reader
 
@@ -162,9 +165,22 @@ class Witness:
         self.pid = -1
 
 
-def _watch(writer: int, parent: int) -> NoReturn:
+def _appear_as(command: Sequence[str]) -> None:
+    """Show this name and command line in lists of processes, as far as the space of its own allows."""
+    with suppress(OSError, ValueError, IndexError):
+        Path("/proc/self/comm").write_bytes(os.fsencode(Path(command[0]).name)[:_NAME_BYTES])
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        start, end = (int(fields[number - 3]) for number in (_ARG_START, _ARG_END))
+        line = b"".join(os.fsencode(part) + b"\0" for part in command)
+        with Path("/proc/self/mem").open("r+b", buffering=0) as memory:
+            memory.seek(start)
+            memory.write(line[: end - start].ljust(end - start, b"\0"))
+
+
+def _watch(writer: int, parent: int, command: Sequence[str]) -> NoReturn:
     try:
         die_with_parent(parent)
+        _appear_as(command)
         os.closerange(0, writer)  # the witness must not hold the program's pipes open
         os.closerange(writer + 1, 4096)
         while True:
