@@ -161,17 +161,24 @@ class Scripted:
     length: Callable[[random.Random, int], float]
     explains: Callable[[int], bool] = lambda number: True
     """Whether the length explains the time of a step."""
+    others: tuple[float, ...] = ()
+    """What further ranks copy in every step."""
     copied: tuple[float, ...] = ()
 
     def __call__(self, now: Moment) -> float:
         length = self.length(self.r, now.number)
-        self.copied = (float(round(TOKEN * length)),)
+        self.copied = (float(round(TOKEN * length)), *self.others)
         return now.ms * (length if self.explains(now.number) else 1.0) * jitter(self.r, 0.01)
 
 
 def explaining_at_first(steps: int) -> Times:
     """Steps whose time depends on the input only at first, e.g. until its files are cached."""
     return lambda r: Scripted(r, between(0.8, 1.2), lambda number: number < steps)
+
+
+def of_the_leader(r: random.Random) -> StepTimes:
+    """Lengths on the first rank only; the second copies more, always as much."""
+    return Told(r, between(0.8, 1.2), others=(10.0 * TOKEN,))
 
 
 def grouped(steps: int) -> Times:

@@ -36,6 +36,8 @@ class MemoryStore:
         self.data: dict[str, bytes] = {}
         self.changed = threading.Condition()
         self.broken_for: set[int] = set()
+        self.requests = 0
+        """How often values were read."""
 
     def set(self, key: str, value: str) -> None:
         with self.changed:
@@ -43,7 +45,12 @@ class MemoryStore:
             self.changed.notify_all()
 
     def get(self, key: str) -> bytes:
+        self.requests += 1
         return self.data[key]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.requests += 1
+        return [self.data[key] for key in keys]
 
     def check(self, keys: list[str]) -> bool:
         return all(key in self.data for key in keys)
@@ -430,6 +437,7 @@ def test_a_post_counts_only_if_all_ranks_have_made_it_since_the_last_announcemen
     assert leader.posted() == []
     others[1].post({"ms": [2]})
     assert [report["ms"] for report in leader.posted()] == [[1], [2]]
+    assert store.requests == 1
     leader.announce({}, lambda reports: {"do": "run"})
     assert leader.posted() == []
     assert Agreement(store, 0, [0], deadline_s=1).posted() == []

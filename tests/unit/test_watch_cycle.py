@@ -63,25 +63,35 @@ def test_a_job_without_a_cycle_has_none(scatter):
         assert watched.even(Sample(100.0), 7).ms == 100.0
 
 
-def test_a_job_that_leaves_out_a_step_is_learned_again_later_each_time():
-    r, place, number, waits = random.Random(1), 0, 48, []
+@pytest.mark.parametrize("factors", [(1.0, 2.0), FACTORS, (1.0, 1.1, 1.3, 1.1)])
+@pytest.mark.parametrize("at", range(48, 56))
+def test_a_cycle_moves_with_a_job_that_has_left_out_a_step(factors, at):
+    watched, ran = WatchCycle(times(48, factors)), times(200, factors)
+    for number in range(48, 150):
+        watched.note(ran[number + (number >= at)], number)
+        assert not watched.learn()
+        if number >= at + 16:
+            following = [factors[(number + 2 + place) % len(factors)] for place in range(len(factors))]
+            assert left(watched, following, number + 1) < 0.03
+
+
+def test_a_job_that_breaks_its_cycle_is_learned_again_later_each_time():
+    r, number, waits = random.Random(1), 48, []
     watched = WatchCycle(times(48))
     for _ in range(3):
-        place += 1
-        since = number
-        while watched.known or number - since < 20:
-            place, number = ran(watched, place, number, r)
+        while watched.known:
+            number = ran(watched, 1.0, number, r)
         since = number
         while not watched.known:
-            place, number = ran(watched, place, number, r)
+            number = ran(watched, FACTORS[number % len(FACTORS)], number, r)
         waits.append(number - since)
     assert waits[0] < waits[1] < waits[2]
 
 
-def ran(watched, place, number, r):
-    watched.note(100 * FACTORS[place % len(FACTORS)] * jitter(r, 0.01), number)
+def ran(watched, factor, number, r):
+    watched.note(100 * factor * jitter(r, 0.01), number)
     watched.learn()
-    return place + 1, number + 1
+    return number + 1
 
 
 def test_a_cycle_that_ends_is_forgotten():

@@ -77,7 +77,7 @@ class StepInputs:
         if self._depend:
             return step.own.ms
         # `beyond` not in a search: a policy that makes the program copy more must not look faster there.
-        if step.largest is not None:
+        if step.largest is not None and (self._largest.matter or not self._own.matter):
             return self._largest.usual_ms(step.largest, beyond=step.watched)
         by_own, by_largest = self._both_ms
         comparable = by_own > 0 and self._largest.matter

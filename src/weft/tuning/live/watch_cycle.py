@@ -10,9 +10,9 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import pairwise
 
-from weft.measure.steadiness import LONGEST_CYCLE, Cycle, cycle
+from weft.measure.steadiness import CYCLE_GAIN, LONGEST_CYCLE, Cycle, cycle
 from weft.tuning.live.trial import Sample
 
 CYCLE_TRIALS = 3 * LONGEST_CYCLE, 6 * LONGEST_CYCLE  # fewest and most successive trials to find a cycle in
@@ -64,18 +64,33 @@ class WatchCycle:
         """
         before = self._cycle.period
         if self.known and self._left % _JUDGED == 0 and self._misleads():
-            self._cycle = Cycle()
-            self._wait_longer()
+            self._move()
         elif self._left <= 0 and len(self._times) >= CYCLE_TRIALS[0]:
             self._find()
         return self._cycle.period != before
 
     def _misleads(self) -> bool:
         """Whether the last trials no longer follow the cycle, for instance because the job skipped a step."""
-        logs = [math.log(ms) for ms in islice(self._times, max(0, len(self._times) - _JUDGED - 1), None)]
-        first = self._next - len(logs)
-        even = [log_ms - self._cycle.level(number) for number, log_ms in enumerate(logs, first)]
-        return len(logs) > _JUDGED and _scatter(even) > _MISLEADS * _scatter(logs)
+        left, without = (self._scatter(known, _JUDGED) for known in (self._cycle, Cycle()))
+        return len(self._times) > _JUDGED and left > _MISLEADS * without
+
+    def _move(self) -> None:
+        """Move the cycle to where the last trials follow it, or forget it if they do not follow it at all."""
+        levels, last = self._cycle.levels, self._cycle.period
+        moves = [Cycle(levels[by:] + levels[:by]) for by in range(1, len(levels))]
+        moved = min(moves, key=lambda known: self._scatter(known, last))
+        if self._scatter(moved, last) <= CYCLE_GAIN * self._scatter(Cycle(), last):
+            self._cycle = moved
+            self._times = deque(list(self._times)[-last:], maxlen=CYCLE_TRIALS[1])
+        else:
+            self._cycle = Cycle()
+            self._wait_longer()
+
+    def _scatter(self, known: Cycle, count: int) -> float:
+        """How much the last `count` trials differ from those before, without what a cycle explains."""
+        last = list(self._times)[-count - 1 :]
+        logs = [math.log(ms) - known.level(i) for i, ms in enumerate(last, self._next - len(last))]
+        return sum(min(abs(b - a), 1.0) for a, b in pairwise(logs))
 
     def _find(self) -> None:
         self._cycle = cycle(self._times, self._next - len(self._times))
@@ -85,7 +100,3 @@ class WatchCycle:
 
     def _wait_longer(self) -> None:
         self._interval = self._left = min(2 * self._interval, _RARELY)
-
-
-def _scatter(logs: Sequence[float]) -> float:
-    return sum(min(abs(b - a), 1.0) for a, b in pairwise(logs))
