@@ -23,7 +23,7 @@ MAX_SM_RESERVE = 1024
 MAX_BUCKET_MB = 1 << 16
 MAX_PREFETCH = 16
 MAX_COMM_RULES = 32
-MAX_FILE_BYTES = 1 << 20
+_MAX_FILE_BYTES = 1 << 20
 
 PRIORITIES = ("default", "high")
 HEAD_STARTS = ("none", "timed", "placed")
@@ -270,9 +270,9 @@ class Policy:
         """Read a policy file."""
         try:
             with Path(path).open(encoding="utf-8") as file:  # anything but a regular file may never end
-                text = file.read(MAX_FILE_BYTES + 1)
-            if len(text) > MAX_FILE_BYTES:
-                raise UsageError(f"over {MAX_FILE_BYTES >> 20} MiB; give a policy file")
+                text = file.read(_MAX_FILE_BYTES + 1)
+            if len(text) > _MAX_FILE_BYTES:
+                raise UsageError(f"over {_MAX_FILE_BYTES >> 20} MiB; give a policy file")
             return cls.from_dict(json.loads(text, object_pairs_hook=unique_keys))
         except UsageError as error:
             raise InputError(f"policy {os.fspath(path)}: {error}") from None

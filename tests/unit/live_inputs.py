@@ -178,7 +178,7 @@ def explaining_at_first(steps: int) -> Times:
 
 def of_the_leader(r: random.Random) -> StepTimes:
     """Lengths on the first rank only; the second copies more, always as much."""
-    return Told(r, between(0.8, 1.2), others=(10.0 * TOKEN,))
+    return Scripted(r, between(0.8, 1.2), others=(10.0 * TOKEN,))
 
 
 def grouped(steps: int) -> Times:

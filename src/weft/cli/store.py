@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from weft.tuning.store import Entry, Store
 
 ACTIONS = ("list", "export", "import", "forget")
-MAX_FILE_BYTES = 64 << 20
+_MAX_FILE_BYTES = 64 << 20
 """Size limit of a file to import."""
 
 
@@ -79,9 +79,9 @@ def _import(opened: Store, file: Path) -> dict[str, Any]:
 
     try:
         with file.open(encoding="utf-8") as source:  # anything but a regular file may never end
-            text = source.read(MAX_FILE_BYTES + 1)
-        if len(text) > MAX_FILE_BYTES:
-            raise InputError(f"{file}: over {MAX_FILE_BYTES >> 20} MiB; give a file of `weft store export`")
+            text = source.read(_MAX_FILE_BYTES + 1)
+        if len(text) > _MAX_FILE_BYTES:
+            raise InputError(f"{file}: over {_MAX_FILE_BYTES >> 20} MiB; give a file of `weft store export`")
         document = json.loads(text)
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
