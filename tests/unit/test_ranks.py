@@ -274,7 +274,7 @@ class Rank:
         self.ran: list[str] = []
         self.refuse: int | None = None
         self.cannot, self.halfway = "", False
-        self.skip = 0
+        self.skip, self.ahead_from = 0, 10**9
         self.making_s = self.releasing_s = 0.0
         self.marked = self.copied = 0
         self.lengths: random.Random | None = None
@@ -325,7 +325,7 @@ class Rank:
         return 1e3 * (end - start)
 
     def clock(self) -> dict[str, int]:
-        return {"steps": self.steps}
+        return {"steps": self.steps, "of another thread": self.steps // 3 + (self.steps >= self.ahead_from)}
 
     def run(
         self, store: MemoryStore, ranks: int, steps: int = 400, conductor: Conductor | None = None
@@ -627,21 +627,32 @@ def test_a_rank_that_is_out_of_step_ends_the_tuning_on_all_ranks():
 @pytest.mark.parametrize("skipped", [200, 203, 207])
 def test_a_rank_that_skips_a_step_ends_the_watch_on_all_ranks(skipped):
     """Otherwise it would change the CTAs of another step's collectives than the other ranks."""
+    ranks = watched_job(of_rank_1={"skip": skipped})
+    assert all("not at the same step" in rank.result["reason"] for rank in ranks)
+    assert all(set(rank.ran[skipped + 4 * MEET[0] :]) == {rank.ran[-1]} for rank in ranks)
+
+
+def test_collectives_of_another_thread_do_not_end_a_watch():
+    ranks = watched_job(of_rank_1={"ahead_from": 200})
+    assert {rank.result for rank in ranks} == {None}
+    assert {rank.ran[-1] for rank in ranks} == {"ctas16"}
+
+
+def watched_job(of_rank_1: dict[str, int]) -> list[Rank]:
     store, collective = MemoryStore(), threading.Barrier(3)
 
     def one(number: int) -> Rank:
         rank = Rank(number, {"ctas16": 0.9})
         rank.collective = collective
-        rank.skip = skipped if number == 1 else 0
+        for name, value in of_rank_1.items() if number == 1 else ():
+            setattr(rank, name, value)
 
         def watched(outcome: TunedJob, ahead: int, each: int) -> Watch:
             return watch(outcome, ahead=ahead, each=each)
 
         return rank.run(store, 3, conductor=conduct(tune(rank.default), rank.default, watched))
 
-    ranks = together(3, one)
-    assert all("not at the same step" in rank.result["reason"] for rank in ranks)
-    assert all(set(rank.ran[skipped + 4 * MEET[0] :]) == {rank.ran[-1]} for rank in ranks)
+    return together(3, one)
 
 
 def test_a_mistake_in_the_method_ends_the_tuning_on_all_ranks():

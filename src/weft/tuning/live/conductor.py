@@ -16,7 +16,7 @@ meetings every rank has the same buckets and the same groups, even if a rank fai
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -261,16 +261,9 @@ def slowest(reports: Sequence[Report]) -> list[Sample]:
 
 
 def _agree(reports: Sequence[Report]) -> None:
-    """Check that all ranks are at the same step."""
-    if different := different_steps([report["clock"] for report in reports]):
-        raise _AbandonError(f"the ranks are not at the same step ({different})")
-
-
-def different_steps(clocks: Sequence[Mapping[str, int]]) -> str:
-    """A count on which ranks that have the same clock differ, or an empty string if there is none."""
-    known: dict[str, int] = {}
-    for clock in clocks:
-        for name, count in clock.items():
-            if known.setdefault(name, count) != count:
-                return f"{name}: {known[name]} and {count}"
-    return ""
+    """Check that all ranks are at the same step: ranks that report the same clock must agree on its count."""
+    seen: dict[str, Any] = {}
+    for report in reports:
+        for name, count in report["clock"].items():
+            if seen.setdefault(name, count) != count:
+                raise _AbandonError(f"the ranks are not at the same step ({name}: {seen[name]} and {count})")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +17,7 @@ from weft.errors import UnavailableError
 from weft.policy import Policy
 from weft.ranks import ABANDON, Agreement, Decision, Report
 from weft.shim.apply import PREPARE_S
-from weft.tuning.live.conductor import Conductor, different_steps
+from weft.tuning.live.conductor import Conductor
 from weft.tuning.live.interrupts import of_the_program
 from weft.tuning.live.options import Facts
 from weft.tuning.live.trial import POLICY_STALLED, PROGRAM_PAUSED
@@ -30,8 +30,7 @@ DEADLINE = 10.0  # times the usual step: how long other ranks may take to reach 
 STALL = 10.0  # times the usual step: how long each step of a trial may take
 LEAST_STALL_S = 5.0
 OUT_OF_STEP = 2
-"""Decisions of the watch at which a rank differs from the leader before the tuning ends. One proves
-nothing: a collective of another thread may precede the end of a step on one rank and follow it on another."""
+"""Decisions of the watch in a row at which a rank differs from the leader before the tuning ends."""
 RESCUED = 0.25  # share of the allowed time: a trial that ends later after its rescue had another problem
 _log = logging.getLogger("weft.live")
 
@@ -127,6 +126,8 @@ class Session:
         self._marks: list[tuple[_Mark | None, _Mark, _Mark, int]] = []
         """Timed steps: end of the step before a pause (None: no pause), begin, end, and number of steps."""
         self._each = self._left = 1
+        self._clock: dict[str, int] = {}
+        """The clock at the last decision of the watch."""
         self._apart = 0
         """Decisions of the watch in a row at which this rank differed from the leader."""
         self._inputs = False
@@ -289,7 +290,7 @@ class Session:
         decision = self.agreement.announce(
             report, lambda reports: {**decide([*reports, *others]), "clock": clock}
         )
-        self._apart = self._apart + 1 if different_steps([decision.get("clock", {}), clock]) else 0
+        self._apart = self._apart + 1 if self._differs(decision.get("clock", {}), clock) else 0
         if self._apart == OUT_OF_STEP:
             reason = f"rank {self.agreement.rank} is not at the same step as the first rank"
             self.agreement.leave(reason)
@@ -300,6 +301,16 @@ class Session:
             self.controls.synchronize()
             return self._meet({"problem": self._attempt(decision)})
         return self._obey(decision)
+
+    def _differs(self, leader: Mapping[str, int], own: dict[str, int]) -> bool:
+        """Whether this rank is at another step than the leader, by the count that has grown most.
+
+        Others may differ for a moment: a thread of the program that calls a collective now and then does so
+        before the end of a step on one rank and after it on another.
+        """
+        before, self._clock = self._clock, own
+        busiest = max(own, key=lambda name: own[name] - before.get(name, 0), default="")
+        return leader.get(busiest, own.get(busiest)) != own.get(busiest)
 
     def _note_inputs(self) -> None:
         """A trial has ended on a follower. It reports the trials whose times the leader will know next."""
