@@ -179,12 +179,15 @@ def asked(record: Record, samples: list[tuple[Trial, Sample]]) -> list[float]:
     return times
 
 
-def of_ranks(count: int, *, light: bool = False, seed: int = 0) -> list[tuple[Trial, Sample]]:
-    """Steps whose time depends on the longest input of three ranks; the watch knows only the first rank's."""
+def of_ranks(
+    count: int, *, light: bool = False, whole: bool = False, seed: int = 0
+) -> list[tuple[Trial, Sample]]:
+    """Steps whose time depends on the longest input of three ranks. A watch (`light`) knows only the first
+    rank's, unless it knows the `whole`."""
     r, steps = random.Random(seed), []
     for _ in range(count):
         copied = tuple(MB * r.uniform(0.5, 1.5) for _ in range(3))
-        sample = Sample(max(copied) / 1e4, copied=copied[:1] if light else copied)
+        sample = Sample(max(copied) / 1e4, copied=copied[:1] if light and not whole else copied)
         steps.append((Trial(Policy(), light=light), sample))
     return steps
 
@@ -210,6 +213,19 @@ def test_a_watch_that_knows_the_first_ranks_input_only_takes_as_long_as_what_was
         before = asked(record, of_ranks(200, seed=seed))[24:]
         watched = asked(record, of_ranks(400, light=True, seed=seed + 100))
         assert fmean(watched) == pytest.approx(fmean(before), rel=0.04)
+
+
+def test_a_watch_asks_all_ranks_for_their_inputs_once_the_first_ranks_vary():
+    record = Record()
+    same = [(Trial(Policy()), Sample(100.0, copied=(MB, MB, MB)))] * 80
+    asked(record, same)
+    assert not record.inputs.of_all_ranks
+    asked(record, [(Trial(Policy(), light=True), Sample(100.0, copied=(MB,)))] * 80)
+    assert not record.inputs.of_all_ranks
+    asked(record, of_ranks(200, light=True))
+    assert record.inputs.of_all_ranks
+    times = asked(record, of_ranks(300, light=True, whole=True))
+    assert max(times[-50:]) - min(times[-50:]) < 1
 
 
 def test_steps_that_were_timed_together_count_by_their_mean_input():

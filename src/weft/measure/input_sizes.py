@@ -81,6 +81,8 @@ class InputSizes:
         self.policy: int | None = None
         """The policy whose steps are learned from; None before the first step."""
         self._known: list[SizedStep] = []
+        self.vary = False
+        """Whether the sizes of the known steps differ enough to explain anything."""
         self._numbers: list[int] = []
         """Numbers of the known steps among all steps."""
         self._others = self._steps = 0
@@ -126,6 +128,7 @@ class InputSizes:
         if policy != self.policy or not 0 < step.ms < math.inf or len(self._known) == FITS[-1]:
             return
         self._known.append(step)
+        self.vary = self.vary or _vary([self._known[0].size, step.size])
         self._numbers.append(self._steps)
         if len(self._known) in FITS and len(self._known) >= self._least:
             self._refit()

@@ -50,7 +50,8 @@ class StepInputs:
     @property
     def of_all_ranks(self) -> bool:
         """Whether a watch should ask all ranks for their inputs."""
-        return self.matter and 1 < self._ranks <= _MOST_RANKS
+        useful = self.matter or (self._own.vary and not self._depend)
+        return useful and 1 < self._ranks <= _MOST_RANKS
 
     @property
     def explain_nothing(self) -> bool:
