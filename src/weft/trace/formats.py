@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from weft.trace.record import Trace
 
 _HEAD_BYTES = 4096
+_SQLITE = b"SQLite format 3\0"
 
 EXPECTED = (
     "expected a PyTorch profiler trace (.json, .json.gz, .json.zst), an Nsight Systems export (.sqlite), "
@@ -78,9 +79,11 @@ def read(path: Path, is_comm_names: IsComm | None = None, *, workers: int | None
 
 def _kind(path: Path, head: bytes) -> str:
     """The name of the module that reads this file. Raises InputError for an unsupported format."""
-    if head.startswith(b"SQLite format 3\0"):
+    if head.startswith(_SQLITE):
         return "nsys"
     start = _unpacked(head)
+    if start.startswith(_SQLITE):
+        raise InputError(f"{path}: a packed SQLite database; unpack it first: gunzip {path}")
     if _ROCPROF_JSON.match(start):
         return "rocprof_json"
     if _XPROF_JSON.search(start):
