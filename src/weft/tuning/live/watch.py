@@ -27,7 +27,7 @@ While a policy is in force
 
 Bounds. A policy that is no faster than the default is adopted with a probability of at most 2% over all
 searches of a job (see LEVEL of `weft.tuning.live.proof`). A policy in force that becomes slower than the
-default by 5%, at a scatter of 1%, is reverted within 50 steps in at least 997 of 1,000 simulated jobs for
+default by 5%, at a scatter of 1%, is reverted within 50 steps in at least 998 of 1,000 simulated jobs for
 each kind of drift (benchmarks/live/noise.py), even for a drift that only probes show.
 """
 
