@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from weft.errors import UnavailableError
 from weft.policy import Policy
@@ -19,66 +19,19 @@ from weft.ranks import ABANDON, Agreement, Decision, Report
 from weft.shim.apply import PREPARE_S
 from weft.tuning.live.conductor import Conductor
 from weft.tuning.live.interrupts import of_the_program
-from weft.tuning.live.options import Facts
+from weft.tuning.live.process_controls import Controls
 from weft.tuning.live.trial import POLICY_STALLED, PROGRAM_PAUSED
 from weft.tuning.live.trial_length import LAG
 from weft.tuning.live.tuned_job import stopped
+from weft.tuning.live.watch_reports import CopyReports, Lockstep
 from weft.tuning.live.watchdog import Guard
 
 LEAST_DEADLINE_S = 5.0
 DEADLINE = 10.0  # times the usual step: how long other ranks may take to reach the boundary
 STALL = 10.0  # times the usual step: how long each step of a trial may take
 LEAST_STALL_S = 5.0
-OUT_OF_STEP = 2
-"""Decisions of the watch in a row at which a rank differs from the leader before the tuning ends."""
 RESCUED = 0.25  # share of the allowed time: a trial that ends later after its rescue had another problem
 _log = logging.getLogger("weft.live")
-
-
-class Controls(Protocol):
-    """Changes and profiles a process. Everything but `harmless` is called at step boundaries only."""
-
-    default: Policy
-    """The policy that the process was started with."""
-
-    def learn(self) -> None:
-        """Profile launches from now on."""
-
-    def facts(self, steps: int) -> Facts:
-        """The profile of the `steps` steps since `learn`."""
-
-    def preparable(self) -> list[tuple[str, int]]:
-        """Key and size of each communicator that can have a sibling."""
-
-    def prepare(self, policy: Policy, keys: Sequence[str] | None) -> None:
-        """Create what a policy needs, within PREPARE_S, or raise. Called on all ranks.
-
-        `keys`: communicators that all of their ranks can prepare; None if there is only one process.
-        """
-
-    def apply(self, policy: Policy) -> None:
-        """Apply this policy from now on; raises if it cannot be applied."""
-
-    def harmless(self) -> None:
-        """Revert to a harmless policy, on this rank alone, at any time and on any thread."""
-
-    def release(self) -> None:
-        """Release what the policy in force does not need."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has finished all launches."""
-
-    def mark(self) -> Any:
-        """Mark this point of the program, without waiting."""
-
-    def between_ms(self, start: Any, end: Any) -> float:
-        """Device time between two marks, in ms; waits for the second."""
-
-    def copied_bytes(self) -> int:
-        """Bytes that the program has copied from the host to the device so far."""
-
-    def clock(self) -> dict[str, int]:
-        """Counts that must be equal on all ranks that report them."""
 
 
 class _Mark(NamedTuple):
@@ -126,14 +79,7 @@ class Session:
         self._marks: list[tuple[_Mark | None, _Mark, _Mark, int]] = []
         """Timed steps: end of the step before a pause (None: no pause), begin, end, and number of steps."""
         self._each = self._left = 1
-        self._clock: dict[str, int] = {}
-        """The clock at the last decision of the watch."""
-        self._apart = 0
-        """Decisions of the watch in a row at which this rank differed from the leader."""
-        self._inputs = False
-        """Whether a follower reports what it copies in each trial of the watch."""
-        self._copied, self._copies = 0, list[float]()
-        """Bytes copied until the last trial ended, and per step of each trial since the last report."""
+        self._copies, self._lockstep = CopyReports(agreement, controls.copied_bytes), Lockstep()
         self._before: _Mark | None = None
         self._total, self._usual_ms = 0, 0.0
 
@@ -192,7 +138,7 @@ class Session:
             self._before, self._since, self._end = None, end, end
         else:
             self._end = None  # this step's end is not marked, so no pause can be timed from it
-            self._note_inputs()
+            self._copies.trial_ended(self._each, len(self._plan))
         if self._plan:
             self._next()
         elif self._light:
@@ -283,15 +229,11 @@ class Session:
         known = len(self._marks) - LAG if self.agreement.leads else 0
         times, copied, paused_ms = self._times(max(0, known))
         report = {"ms": times, "copied": copied, "paused_ms": paused_ms, "problem": ""}
-        others = self.agreement.posted() if self._inputs and self.agreement.leads else []
-        if any(len(other["copied"]) != len(copied) for other in others):
-            others = []  # as after the first plan in which they report
-        decide = self._decide
+        others, decide = self._copies.of_others(len(copied)), self._decide
         decision = self.agreement.announce(
             report, lambda reports: {**decide([*reports, *others]), "clock": clock}
         )
-        self._apart = self._apart + 1 if self._differs(decision.get("clock", {}), clock) else 0
-        if self._apart == OUT_OF_STEP:
+        if self._lockstep.lost(decision.get("clock", {}), clock):
             reason = f"rank {self.agreement.rank} is not at the same step as the first rank"
             self.agreement.leave(reason)
             return self.stop(reason)
@@ -301,26 +243,6 @@ class Session:
             self.controls.synchronize()
             return self._meet({"problem": self._attempt(decision)})
         return self._obey(decision)
-
-    def _differs(self, leader: Mapping[str, int], own: dict[str, int]) -> bool:
-        """Whether this rank is at another step than the leader, by the count that has grown most.
-
-        Others may differ for a moment: a thread of the program that calls a collective now and then does so
-        before the end of a step on one rank and after it on another.
-        """
-        before, self._clock = self._clock, own
-        busiest = max(own, key=lambda name: own[name] - before.get(name, 0), default="")
-        return leader.get(busiest, own.get(busiest)) != own.get(busiest)
-
-    def _note_inputs(self) -> None:
-        """A trial has ended on a follower. It reports the trials whose times the leader will know next."""
-        if not self._inputs:
-            return
-        before, self._copied = self._copied, self.controls.copied_bytes()
-        self._copies.append((self._copied - before) / self._each)
-        if len(self._plan) == LAG:
-            self.agreement.post({"ms": [], "copied": self._copies})
-            self._copies.clear()
 
     def _decide(self, reports: Sequence[Report]) -> Decision:
         try:
@@ -380,9 +302,7 @@ class Session:
         self._plan = [policies[index] for index in decision["order"]]
         self._light, self._learn, self._problem = decision["light"], decision["learn"], ""
         self._each = self._left = decision["each"]
-        if self._light and decision["inputs"] and not self._inputs:
-            self._copied = self.controls.copied_bytes()
-        self._inputs = self._light and decision["inputs"]
+        self._copies.ask(self._light and decision["inputs"])
         for line in decision["say"]:
             self.on_say(line)
         if self._learn:
