@@ -283,7 +283,7 @@ XPROF_JSON = (
     [
         ("a.nsys-rep", b"whatever", "nsys export --type sqlite"),
         ("a.json", b"PK\x03\x04....", "ZIP archive"),
-        ("report.sqlite.gz", gzip.compress(b"SQLite format 3\0" + bytes(84)), "packed SQLite database"),
+        ("report.sqlite.gz", gzip.compress(b"SQLite format 3\0" + bytes(84), mtime=0), "packed SQLite database"),
         ("a.pb", b"\x0a\xff\xff\xff\xff\xff", "protocol buffer"),
         ("a.pb", b"", "empty"),
         ("a.csv", b"a,b,c\n1,2,3\n", "not JSON"),
