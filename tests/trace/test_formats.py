@@ -283,7 +283,11 @@ XPROF_JSON = (
     [
         ("a.nsys-rep", b"whatever", "nsys export --type sqlite"),
         ("a.json", b"PK\x03\x04....", "ZIP archive"),
-        ("report.sqlite.gz", gzip.compress(b"SQLite format 3\0" + bytes(84), mtime=0), "packed SQLite database"),
+        (
+            "report.sqlite.gz",
+            gzip.compress(b"SQLite format 3\0" + bytes(84), mtime=0),
+            "packed SQLite database",
+        ),
         ("a.pb", b"\x0a\xff\xff\xff\xff\xff", "protocol buffer"),
         ("a.pb", b"", "empty"),
         ("a.csv", b"a,b,c\n1,2,3\n", "not JSON"),
@@ -291,7 +295,7 @@ XPROF_JSON = (
         ("a.json", b'{"rocprofiler-sdk-tool": 5}', "not a result of rocprofv3"),
         ("a.json", b' { "rocprofiler-sdk-tool" :[{"agents"', "not a result of rocprofv3"),
         ("a.sqlite", b"SQLite format 3\0" + b"x" * 200, "database"),
-        ("a.trace.json.gz", gzip.compress(XPROF_JSON), "the .xplane.pb file"),
+        ("a.trace.json.gz", gzip.compress(XPROF_JSON, mtime=0), "the .xplane.pb file"),
         ("b_kernel_trace.csv", b'"Kernel_Name","Start_Timestamp"\n"k",1\n', "end_timestamp"),
     ],
 )
