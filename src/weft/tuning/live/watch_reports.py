@@ -24,9 +24,9 @@ class CopyReports:
         """Bytes copied until the last trial ended, and per step of each trial since the last report."""
 
     def ask(self, wanted: bool) -> None:
-        """Begin a plan; `wanted`: followers report."""
+        """Begin a plan; `wanted`: followers report. What was left before a plan without reports is lost."""
         if wanted and not self._wanted:
-            self._until = self._copied_bytes()
+            self._until, self._copied = self._copied_bytes(), []
         self._wanted = wanted
 
     def trial_ended(self, steps: int, left: int) -> None:
