@@ -123,10 +123,16 @@ def finish(processes: Run, happened: dict[str, Any]) -> dict[str, Any]:
         times = [[round(1e3 * (b - a), 3) for a, b in itertools.pairwise(turn)] for turn in turns]
         row[way] = {"before": times[1] if len(times) > 1 else [], "turns": times[NOT_TURNS:]}
         row[way] |= processes[way].memory
-    said = {way: processes[way].log[-1500:] for way in processes if problem or way == "tune"}
+    said = {way: _said(processes[way].log) for way in processes if problem or way == "tune"}
     installed = sysconfig.get_paths()["purelib"]
     row["said"] = {way: log.replace(f"{ROOT}/", "").replace(f"{installed}/", "") for way, log in said.items()}
     return row
+
+
+def _said(log: str) -> str:
+    """The end of a log, and what weft said before."""
+    before, end = log[:-1500], log[-1500:]
+    return "".join(line + "\n" for line in before.splitlines() if line.startswith("weft:")) + end
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
