@@ -150,9 +150,8 @@ def _torch_of(program: str, started: Started, machine: Machine) -> tuple[Torch |
     detail = (
         f"{python} has torch {torch.version}; {other}: findings about torch and NCCL above are not the job's"
     )
-    return torch, [
-        Check("command", "warn", detail, f"{python} -m pip install weft, and run weft doctor from there")
-    ]
+    fix = f"`{python} -m pip install .` in a checkout of weft, and run weft doctor from there"
+    return torch, [Check("command", "warn", detail, fix)]
 
 
 def _interpreter(program: str) -> str | None:

@@ -10,6 +10,7 @@ RANKS_PER_GPU = (2, 30)
 """First NCCL version that supports several ranks on one GPU."""
 COPY_ENGINES = (2, 28)
 """First NCCL version with copy-engine collectives."""
+_REINSTALL = "`pip install --force-reinstall --no-deps .` in a checkout of weft"
 
 
 def torch(machine: Machine, facts: GpuFacts) -> list[Check]:
@@ -105,13 +106,13 @@ def shim(machine: Machine, facts: GpuFacts) -> list[Check]:
     try:
         path = machine.shim()
     except (UnavailableError, ImportError) as error:
-        fix = "install a C compiler, then `pip install --force-reinstall --no-deps weft`"
+        fix = f"install a C compiler, then {_REINSTALL}"
         return [Check("shim", "fail", str(error), fix)]
     kept = machine.env.get("LD_PRELOAD", "")
     try:
         machine.preload(dict(machine.env) | {"LD_PRELOAD": f"{path}:{kept}" if kept else str(path)})
     except UnavailableError as error:
-        fix = "`pip install --force-reinstall --no-deps weft` on this machine"
+        fix = f"{_REINSTALL}, on this machine"
         return [Check("shim", "fail", str(error), fix)]
     except UsageError as error:
         return [Check("shim", "fail", str(error), "unset LD_PRELOAD")]

@@ -46,8 +46,8 @@ def library_path() -> Path:
     path = Path(__file__).with_name(LIBRARY)
     if not path.is_file():
         raise UnavailableError(
-            "the launch shim is not built on this machine: install a C compiler and reinstall weft "
-            "(`weft doctor` shows what is missing)"
+            "the launch shim is not built on this machine: install a C compiler and reinstall weft, "
+            "or run `python hatch_build.py` in a checkout (`weft doctor` shows what is missing)"
         )
     return path
 
