@@ -479,6 +479,14 @@ def test_the_cost_of_a_search_counts_the_release_of_what_it_made():
     assert costs[1] - costs[0] == pytest.approx(700, rel=0.02)
 
 
+def test_the_cost_of_a_search_without_a_watch_counts_the_release_too():
+    quick, slow = job({"ctas16": 0.9}), job({"ctas16": 0.9}, releasing_s=0.7)
+    assert slow[1].released
+    more_ms = slow[0].result["cost_ms"] - quick[0].result["cost_ms"]
+    assert more_ms == pytest.approx(700, rel=0.02)
+    assert {rank.result["cost_ms"] for rank in slow} == {slow[0].result["cost_ms"]}
+
+
 def test_short_steps_are_watched_together_and_all_ranks_still_change_at_the_same_step():
     """Steps of 2 ms: a mark for every eighth. The policy turns slower, and is gone."""
     store = MemoryStore()

@@ -5,7 +5,8 @@ During the watch it is sent only the leader's report. Each decision has a key `d
 - `run`: run `each` steps for each entry of `order`, an index into `policies`. `learn`: profile these steps.
   `light`: the ranks do not report before the next decision;
 - `prepare`: create what `policy` needs, then report whether that worked;
-- `settle`: continue under `policy`, with `release` keep only what it needs, then report whether that worked;
+- `settle`: continue under `policy`, with `release` keep only what it needs, then report whether that worked
+  and how long it took;
 - `report`: wait for all steps so far and report their times;
 - `end`, `abandon`: tuning is over. If all ranks are present, `abandon` names the `policy` to revert to.
 
@@ -84,7 +85,9 @@ def conduct(
             yield from _start(state)
         outcome = yield from _search(method, state)
         if watch is None:
-            yield from _settle(outcome.policy)
+            released_ms = yield from _settle(outcome.policy)
+            if outcome.candidates_exist:  # otherwise there was no search
+                outcome = replace(outcome, cost_ms=outcome.cost_ms + released_ms)
             yield {"do": "end", "policy": outcome.policy.to_dict(), "result": result(outcome)}
             return
         if not outcome.still_open:
@@ -200,11 +203,18 @@ def _watch(watch: Watch, state: _State) -> Conductor:
         return
 
 
-def _settle(policy: Policy, result: dict[str, Any] | None = None, *, release: bool = True) -> Conductor:
-    """Have all ranks run under a policy and release what it does not need."""
-    problem = yield from _asked(_settlement(policy, result, release=release))
+def _settle(
+    policy: Policy, result: dict[str, Any] | None = None, *, release: bool = True
+) -> Generator[Decision, list[Report], float]:
+    """Have all ranks run under a policy and release what it does not need.
+
+    Returns how long the slowest rank has waited since its last step, in ms.
+    """
+    reports = yield _settlement(policy, result, release=release)
+    problem = _problem(reports)
     if problem:
         raise _AbandonError(problem)
+    return max(float(report.get("paused_ms", 0.0)) for report in reports)
 
 
 def _settlement(policy: Policy, result: dict[str, Any] | None = None, *, release: bool) -> Decision:
@@ -212,7 +222,11 @@ def _settlement(policy: Policy, result: dict[str, Any] | None = None, *, release
 
 
 def _asked(decision: Decision) -> Generator[Decision, list[Report], str]:
-    reports = yield decision
+    return _problem((yield decision))
+
+
+def _problem(reports: Sequence[Report]) -> str:
+    """The first problem of any rank; empty if there is none."""
     return next((str(report["problem"]) for report in reports if report.get("problem")), "")
 
 
@@ -244,7 +258,7 @@ def slowest(reports: Sequence[Report]) -> list[Sample]:
 
     A problem of any rank is a problem of every sample. The longest pause of any rank counts with the first.
     """
-    problem = next((str(r["problem"]) for r in reports if r.get("problem")), "")
+    problem = _problem(reports)
     count = max(len(report["ms"]) for report in reports)
     every = [[float(r["ms"][index]) for r in reports if index < len(r["ms"])] for index in range(count)]
     paused_ms = max(float(report.get("paused_ms", 0.0)) for report in reports)

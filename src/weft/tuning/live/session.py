@@ -195,6 +195,10 @@ class Session:
     def _mark(self) -> _Mark:
         return _Mark(self.controls.mark(), self.controls.copied_bytes())
 
+    def _paused_ms(self) -> float:
+        """Ms since the end of the last step, if that is marked."""
+        return 0.0 if self._end is None else self.controls.between_ms(self._end.device, self.controls.mark())
+
     def _times(self, count: int) -> tuple[list[float], list[float], float]:
         """Remove the first `count` marks: ms and bytes copied per step of each, and the ms outside steps."""
         done, self._marks = self._marks[:count], self._marks[count:]
@@ -217,6 +221,8 @@ class Session:
             what = decision["do"]
             if what in ("prepare", "settle"):
                 report = {"problem": self._attempt(decision)}
+                if what == "settle":
+                    report["paused_ms"] = self._paused_ms()
             elif what == "report":
                 report = self._report()
             else:
