@@ -196,13 +196,35 @@ def test_a_full_disk_is_one_line_and_a_reader_that_is_gone_is_none(tmp_path, wor
 
 @pytest.mark.parametrize("columns", ["0", "1", "2"])
 def test_a_terminal_without_a_size_gets_the_usual_width(tmp_path, columns):
-    words = "@ plan --model llama3-8b --gpus 64 --sharding zero3"
+    words = f"@ {PLAN}"
     narrow, usual = (
         shell(words, tmp_path, COLUMNS=columns),
         shell(words, tmp_path, COLUMNS="80"),
     )
     assert (narrow.returncode, narrow.stdout) == (0, usual.stdout), narrow.stderr
     assert shell("@ run -q -- sh -c 'echo $COLUMNS'", tmp_path, COLUMNS=columns).stdout == f"{columns}\n"
+
+
+PLAN = "plan --model llama3-8b --gpus 64 --sharding zero3"
+
+
+@pytest.mark.parametrize(
+    "words", [PLAN, f"{PLAN} --json", "tune none.json --json", "-v doctor", "--version", "schema policy"]
+)
+def test_a_closed_standard_output_is_one_line_before_any_work(tmp_path, words):
+    done = shell(f"@ {words} >&-", tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "weft: standard output is closed; redirect it to a file or /dev/null\n",
+    )
+
+
+def test_a_standard_output_that_is_only_for_reading_is_one_line(tmp_path):
+    done = shell(f"@ {PLAN} 1< /dev/null", tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "weft: cannot write to standard output: Bad file descriptor\n",
+    )
 
 
 def test_closed_streams_do_not_stop_top(tmp_path):

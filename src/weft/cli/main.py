@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import weft
 from weft import logs
-from weft.errors import WeftError
+from weft.errors import OutputError, WeftError
 
 if TYPE_CHECKING:
     import typer
@@ -36,7 +36,9 @@ COMMANDS = (
 )
 
 INTERRUPTED = 130
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+WITHOUT_OUTPUT = ("run", "top")
+"""Commands that work even if standard output is closed: their results go elsewhere."""
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 _LEAST_COLUMNS = 3
 """Terminals without a size set COLUMNS to 0; rich takes that as it is, and fails."""
@@ -103,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         _fail("interrupted", INTERRUPTED)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE:
             _drop_output()
             _fail(f"cannot write to {error.filename or 'standard output'}: {error.strerror}", 2)
         # Newer releases of typer include a copy of click, so recognise its errors by name and interface.
@@ -125,6 +127,9 @@ def _run(argv: list[str]) -> Any:
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit() and int(columns) < _LEAST_COLUMNS and "run" not in argv:
         del os.environ["COLUMNS"]  # a program of `weft run` keeps it
+    command = next((word for word in argv if not word.startswith("-")), "")
+    if sys.stdout is None and command not in WITHOUT_OUTPUT:  # Python would print nothing, without an error
+        raise OutputError("standard output is closed; redirect it to a file or /dev/null")
     from weft.cli.quick import plain_arguments
 
     arguments = plain_arguments(argv)
