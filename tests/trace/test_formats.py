@@ -189,6 +189,49 @@ def test_an_nsight_systems_export_says_what_the_same_run_says_elsewhere(tmp_path
         assert ours.trace.device_name == "NVIDIA H200"
 
 
+def on_host(name, path):
+    with contextlib.closing(sqlite3.connect(path)) as base:
+        base.execute(
+            "create table TARGET_INFO_SYSTEM_ENV (globalVid integer, devStateName text, name text, "
+            "nameEnum integer, value text)"
+        )
+        rows = [("CpuCores", 5, "96"), ("Hostname", 7, name)]
+        base.executemany("insert into TARGET_INFO_SYSTEM_ENV values (0, 'System', ?, ?, ?)", rows)
+        base.commit()
+    return path
+
+
+def test_exports_of_two_hosts_have_different_ranks(tmp_path):
+    step = [compute(100 * US), comm(150 * US), wait()]
+    traces = run([step * 10, [compute(900 * US), *step[1:]] * 10], [0, 0])
+    exports = [as_nsys(tmp_path / f"node{number}.sqlite", traces) for number in range(2)]
+    assert [rank.trace.rank for rank in weft.analyze(tmp_path).ranks] == [0, 0, 1, 1]
+    assert "rank 0 appears 2 times at the same time" in weft.analyze(*exports).warnings[0]
+    for name, path in zip(("b-17", "a-3"), exports, strict=True):  # files, not names, say which is first
+        on_host(name, path)
+    found = weft.analyze(tmp_path)
+    assert [rank.trace.path for rank in found.ranks] == [str(exports[number]) for number in (0, 0, 1, 1)]
+    assert [(rank.trace.rank, rank.trace.world_size) for rank in found.ranks] == [(r, 4) for r in range(4)]
+    assert not found.warnings
+    assert all(rank.matched.matched.all() for rank in found.ranks)
+
+
+def test_exports_of_one_host_and_ranks_in_names_of_files_stay_as_they_are(tmp_path):
+    step = [compute(100 * US), comm(150 * US), wait()]
+    traces = run([step * 10] * 2, [0, 0])
+    both = [on_host("a-3", as_nsys(tmp_path / f"window{number}.sqlite", traces)) for number in range(2)]
+    assert "rank 0 appears 2 times at the same time" in weft.analyze(*both).warnings[0]
+    each = [
+        on_host(f"a-{trace.rank}", as_nsys(tmp_path / f"rank{7 + trace.rank}.sqlite", [trace]))
+        for trace in traces
+    ]
+    assert [rank.trace.rank for rank in weft.analyze(*each).ranks] == [7, 8]
+    for trace in traces:
+        (tmp_path / f"rank{7 + trace.rank}.sqlite").rename(tmp_path / f"node{trace.rank}_gpu0.sqlite")
+    each = [tmp_path / f"node{number}_gpu0.sqlite" for number in range(2)]
+    assert [rank.trace.rank for rank in weft.analyze(*each).ranks] == [0, 1]
+
+
 def test_all_to_all_in_an_export_is_told_from_pipeline_sends_by_the_calls(tmp_path):
     """Both run the same NCCL kernel; PyTorch's ranges around the calls say which one it is."""
     step = [compute(100 * US), comm(150 * US), wait()]

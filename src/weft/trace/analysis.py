@@ -15,7 +15,7 @@ from weft.timeline import OverlapFigures, Timeline
 from weft.trace import checks
 from weft.trace.advise import Advice, advise
 from weft.trace.attribute import Attribution, attribute, transfer_times
-from weft.trace.checks import in_order
+from weft.trace.checks import in_order, numbered_by_host
 from weft.trace.collectives import Collectives, collectives
 from weft.trace.critical import CriticalPath, critical_path
 from weft.trace.document import (
@@ -167,7 +167,7 @@ def analyze_outcomes(files: Sequence[Path], in_folder: set[Path], outcomes: Sequ
             raise outcome
     if not traces:
         raise InputError(f"no usable trace; {warnings[0]}")
-    return analyze_traces(in_order(traces), warnings)
+    return analyze_traces(in_order(numbered_by_host(traces)), warnings)
 
 
 def analyze_traces(traces: Sequence[Trace], warnings: Sequence[str] = ()) -> Analysis:

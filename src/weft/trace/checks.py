@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import PurePath
 
 import numpy as np
@@ -19,6 +20,29 @@ STRAY_SPAN = 0.5
 """The gap between stray spans and the others is more than this share of the whole trace."""
 
 MAX_NAMED = 8
+
+
+def numbered_by_host(traces: Sequence[Trace]) -> list[Trace]:
+    """Gives processes of several hosts different ranks, in the order of the hosts' first files.
+
+    A profiler that sees one host numbers its processes from 0, on every host. If no two hosts have the same
+    rank, the ranks are those of the job and stay as they are.
+    """
+    hosts: dict[str, list[Trace]] = defaultdict(list)
+    for trace in traces:
+        if trace.host and trace.rank is not None:
+            hosts[trace.host].append(trace)
+    ranks = [{trace.rank for trace in mine} for mine in hosts.values()]
+    if sum(map(len, ranks)) == len(set().union(*ranks)):
+        return list(traces)
+    sizes = [max(trace.world_size or (trace.rank or 0) + 1 for trace in mine) for mine in hosts.values()]
+    first = dict(zip(hosts, accumulate(sizes, initial=0), strict=False))
+    return [
+        replace(trace, rank=first[trace.host] + trace.rank, world_size=trace.world_size and sum(sizes))
+        if trace.host and trace.rank is not None
+        else trace
+        for trace in traces
+    ]
 
 
 def in_order(traces: Sequence[Trace]) -> list[Trace]:

@@ -24,6 +24,7 @@ MAX_S = 600
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+_SYSTEM = "TARGET_INFO_SYSTEM_ENV"
 _NODES = "profile with --cuda-graph-trace=node"
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 """CUPTI's codes of copy kinds."""
@@ -75,18 +76,24 @@ def _read(path: Path, base: sqlite3.Connection, is_comm_names: IsComm) -> list[T
     graphs = _whole_graphs(base, tables)
     metadata = {"deviceProperties": _devices(base, tables)}
     out: list[Trace] = []
-    several = len(found) > 1
+    several, host = len(found) > 1, _host(base, tables)
     for process, columns in sorted(
         found.items(), key=lambda item: min((row[4] for row in item[1].gpu), default=1 << 31)
     ):
         if columns.gpu:
             info = {"distributedInfo": {"rank": len(out), "world_size": len(found)}} if several else {}
             traces = traces_from(path, columns.collector(), {**metadata, **info}, None, is_comm_names)
-            out += [_with_graphs(trace, graphs[process]) for trace in traces]
+            out += [replace(_with_graphs(trace, graphs[process]), host=host) for trace in traces]
     if not out:
         only = f"only CUDA graphs traced as a whole; {_NODES}"
         raise InputError(f"{path}: {only if graphs else 'no GPU activity in it; profile with --trace=cuda'}")
     return out
+
+
+def _host(base: sqlite3.Connection, tables: set[str]) -> str:
+    """The name of the host, whose processes this export has; empty if it does not say."""
+    rows = _rows(base, _SYSTEM, ("name", "value")) if _SYSTEM in tables else ()
+    return next((str(value) for name, value in rows if name == "Hostname" and value), "")
 
 
 def _whole_graphs(base: sqlite3.Connection, tables: set[str]) -> Counter[int]:

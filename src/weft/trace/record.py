@@ -57,6 +57,8 @@ class Trace:
     module: npt.NDArray[np.int64]
     """Index into `modules` of the innermost module that launched each communication span; -1 elsewhere."""
     modules: tuple[str, ...]
+    host: str = ""
+    """Name of the host; empty if the trace does not say."""
     cycle: int | None = None
     """Number of this trace among successive traces of the same GPU; None if there is only one."""
     partial: bool = False
