@@ -168,6 +168,24 @@ show(targets())
     assert "not applied to 1 launches" in done.stderr
 
 
+def test_a_lookup_in_the_whole_process_finds_what_a_loaded_cublas_has(program, fake_cublas, environment):
+    done = program(
+        """
+whole = ctypes.CDLL(None)
+names = ("cublasGemmEx", "cublasLtMatmul", "cublasSgemm_v2_64")
+found = lambda: [hasattr(ctypes.CDLL(None), name) for name in names]
+before = found()
+blas = ctypes.CDLL("libcublas.so.12")
+h = c_void_p()
+blas.cublasCreate_v2(ctypes.byref(h)); blas.cublasSetStream_v2(h, c_void_p(0x10))
+numbers = [1, 0, 2, 3, 4, c_void_p(5), c_void_p(6), 7, 8, c_void_p(9), 10, 11, c_void_p(12), c_void_p(13), 14, 15, 16, 17]
+show([before, found(), ctypes.CDLL(None).cublasGemmEx(h, *numbers), blas.fake_gemms()])
+""",
+        env={"LD_LIBRARY_PATH": f"{fake_cublas}:{environment['LD_LIBRARY_PATH']}"},
+    )
+    assert done.results == [[False] * 3, [True, True, False], 0, 1]  # the fake has no *_64
+
+
 def test_without_the_policy_and_without_weft_nothing_changes(reserved):
     done = reserved("launch(comm, grid=8, stream=0x20); gemm(); show(targets())", Policy())
     assert done.results == [0]

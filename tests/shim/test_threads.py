@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 import subprocess
 import sys
@@ -146,6 +147,55 @@ def test_a_program_without_a_driver_is_not_disturbed(tmp_path):
     with Job() as job:
         assert subprocess.run([program], env=job.environment(), check=False).returncode == 0
         assert not list(job.folder.glob("[0-9]*.*"))
+
+
+def test_a_program_without_gpu_libraries_finds_none_of_their_functions(tmp_path):
+    """In the whole process, in what comes after the program, or in its own handle."""
+    source = tmp_path / "probe.c"
+    source.write_text("""
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        #include <stdio.h>
+        #include <string.h>
+        int main(int count, char **names) {
+            void *handles[] = {RTLD_DEFAULT, RTLD_NEXT, dlopen(NULL, RTLD_LAZY)};
+            for (int i = 1; i < count; i++)
+                for (int j = 0; j < 3; j++) {
+                    dlerror();
+                    void *found = dlsym(handles[j], names[i]);
+                    const char *error = dlerror();
+                    if (found || !error || !strstr(error, names[i]))
+                        printf("%s %d\\n", names[i], j);
+                }
+            return dlsym(RTLD_NEXT, "puts") == NULL;
+        }
+    """)
+    program = compile_c(tmp_path / "probe", str(source), "-ldl")
+    shim = ROOT / "src/weft/shim/libweft_shim.so"
+    listed = subprocess.run(["nm", "-D", "--defined-only", shim], capture_output=True, text=True, check=True)
+    defined = {line.split()[-1] for line in listed.stdout.splitlines()}
+    names = [name for name in defined if re.match(r"cu[A-Z]|cublas|hip|nccl(?!TunerPlugin)", name)]
+    assert len(names) > 100
+    with Job() as job:
+        env = job.environment()
+        done = subprocess.run([program, *names], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+
+
+def test_a_program_that_is_linked_to_a_driver_finds_it_after_itself(fake_driver, environment, tmp_path):
+    source = tmp_path / "next.c"
+    source.write_text("""
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        #include <stddef.h>
+        extern int cuInit(unsigned);
+        int main(void) {
+            return cuInit(0) || !dlsym(RTLD_NEXT, "cuLaunchKernel") || dlsym(RTLD_NEXT, "ncclAllReduce");
+        }
+    """)
+    program = compile_c(tmp_path / "next", str(source), f"-L{fake_driver}", "-lcuda", "-ldl")
+    with Job() as job:
+        assert subprocess.run([program], env=job.environment(environment), check=False).returncode == 0
 
 
 def test_the_shim_alone_changes_nothing(hammer, environment):

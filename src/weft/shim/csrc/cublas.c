@@ -85,6 +85,24 @@ static void *bound_for(void *caller, const char *name, void *ours) {
     return real == ours ? NULL : real;
 }
 
+void *weft_cublas_own(const char *name) {
+    static const struct {
+        const char *name;
+        void *ours;
+    } hooks[] = {
+#define GEMM(name, args, ...) {#name, (void *)name},
+#include "cublas_hooks.def"
+        {"cublasLtMatmulAlgoGetHeuristic", (void *)cublasLtMatmulAlgoGetHeuristic},
+        {"cublasLtMatmul", (void *)cublasLtMatmul},
+    };
+    for (size_t i = 0; i < sizeof hooks / sizeof *hooks; i++)
+        if (strcmp(hooks[i].name, name) == 0)
+            return hooks[i].ours;
+    return NULL;
+}
+
+bool weft_cublas_library(const char *name) { return bound_for(NULL, name, weft_cublas_own(name)) != NULL; }
+
 static void fill(blas *l, void *handle) {
 #define FIND(name) l->name = (__typeof__(l->name))weft_real_symbol(handle, #name);
 #define GEMM(name, args, ...) FIND(name)

@@ -233,7 +233,9 @@ CUresult weft_wait_launch(CUfunction wait, uint64_t mhz, uint64_t ns, CUstream s
 
 /* --- cublas.c ---------------------------------------------------------------------------------------- */
 
-bool weft_cublas_inside(void); /* whether this thread is inside a GEMM call that weft intercepted */
+bool weft_cublas_inside(void);              /* whether this thread is inside a GEMM call that weft intercepted */
+void *weft_cublas_own(const char *name);    /* our function of that name, or NULL */
+bool weft_cublas_library(const char *name); /* whether a loaded cuBLAS has this function */
 
 /* --- cuda_placed.c ---------------------------------------------------------------------------------- */
 

@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <string.h>
+#include <sys/auxv.h>
 
 typedef void *(*dlsym_fn)(void *, const char *);
 
@@ -113,14 +114,41 @@ static void *substitute_nccl(void *handle, const char *name) {
     return weft_enabled() ? found(weft_nccl_substitute(name, real)) : ASK_NEXT;
 }
 
+/* Programs that find cuBLAS with dlsym get its own functions. A global lookup finds ours first; it must find nothing if
+ * there is no cuBLAS. */
+static void *substitute_cublas(void *handle, const char *name) {
+    void *ours = weft_cublas_own(name);
+    if (!ours || weft_real_symbol(handle, name) != ours)
+        return ASK_NEXT;
+    return weft_cublas_library(name) ? found(ours) : found_nothing(name);
+}
+
+static bool in_program(void *caller) {
+    Dl_info of_caller, of_program;
+    return dladdr(caller, &of_caller) && dladdr((void *)getauxval(AT_ENTRY), &of_program) &&
+           of_caller.dli_fbase == of_program.dli_fbase;
+}
+
+/* Only the program itself comes before the shim: what is next for it without the shim is what is next for the shim. */
+static void *next_for(void *caller, const char *name) {
+    void *nccl;
+    bool ours = weft_cuda_own(name) || weft_cublas_own(name) || weft_hip_own(name) || weft_nccl_own(name, &nccl);
+    return ours && in_program(caller) && !weft_next_symbol(name) ? FOUND_NOTHING : ASK_NEXT;
+}
+
 /* Our function, if `name` is one that we intercept and `handle` has it. */
-EARLY __attribute__((visibility("hidden"), used)) void *weft_dlsym_filter(void *handle, const char *name) {
+EARLY __attribute__((visibility("hidden"), used)) void *weft_dlsym_filter(void *handle, const char *name,
+                                                                          void *caller) {
     if (UNLIKELY(!weft_next_dlsym))
         find_dlsym();
     bool cuda = name && name[0] == 'c' && name[1] == 'u', hip = name && name[0] == 'h' && name[1] == 'i';
     bool nccl = name && name[0] == 'n' && name[1] == 'c' && name[2] == 'c';
-    if (LIKELY(!cuda && !hip && !nccl) || handle == RTLD_NEXT)
+    if (LIKELY(!cuda && !hip && !nccl))
         return ASK_NEXT;
+    if (handle == RTLD_NEXT)
+        return next_for(caller, name);
+    if (cuda && name[2] == 'b')
+        return substitute_cublas(handle, name);
     return nccl ? substitute_nccl(handle, name) : substitute(handle, name, cuda);
 }
 
@@ -131,6 +159,7 @@ __asm__(".text\n"
         "dlsym:\n"
         "    .cfi_startproc\n"
         "    endbr64\n"
+        "    movq (%rsp), %rdx\n"
         "    pushq %rdi\n"
         "    .cfi_adjust_cfa_offset 8\n"
         "    pushq %rsi\n"
@@ -163,6 +192,7 @@ __asm__(".text\n"
         "    .cfi_adjust_cfa_offset 32\n"
         "    str x30, [sp, #16]\n"
         "    .cfi_rel_offset 30, 16\n"
+        "    mov x2, x30\n"
         "    bl weft_dlsym_filter\n"
         "    mov x9, x0\n"
         "    ldp x0, x1, [sp]\n"
@@ -181,7 +211,7 @@ __asm__(".text\n"
         ".size dlsym, .-dlsym\n");
 #else
 EXPORT void *dlsym(void *restrict handle, const char *restrict name) {
-    void *ours = weft_dlsym_filter(handle, name);
+    void *ours = weft_dlsym_filter(handle, name, __builtin_return_address(0));
     return ours == FOUND_NOTHING ? NULL : ours ? ours : weft_next_dlsym(handle, name);
 }
 #endif
