@@ -286,6 +286,7 @@ def test_megatron_arguments_are_the_job(tmp_path):
         ("config.json", {**LLAMA, "num_hidden_layers": "many"}),
         ("config.json", {**LLAMA, "num_key_value_heads": 7}),
         ("config.json", {**LLAMA, "mamba_d_state": 16}),
+        ("config.json", {**LLAMA, "model_type": "jetmoe", "num_local_experts": 8, "num_experts_per_tok": 2}),
         ("config.json", {**LLAMA, "layer_types": ["linear_attention", "full_attention"] * 40}),
         ("config.json", {**LLAMA, "layer_types": ["conv", "full_attention"] * 40}),
         ("job.toml", "[model\n"),

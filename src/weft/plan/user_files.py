@@ -29,6 +29,8 @@ _GATED = ("bitnet", "gemma", "vaultgemma")
 """Model types with a gated MLP whose activation's name does not say so."""
 _TIED = ("bloom", "cohere", "falcon", "gemma", "gpt2", "gpt_bigcode", "opt", "starcoder2")
 """Model types that share one matrix for embedding and output, which their files do not state."""
+_ATTENTION_EXPERTS = ("jetmoe",)
+"""Model types whose attention has a query and an output projection for each expert."""
 _OTHER_LAYERS = ("mamba_", "ssm_", "lru_", "conv_", "linear_attn", "linear_num", "attn_layer_period")
 """How keys begin that describe layers other than attention and MLP."""
 _log = logging.getLogger("weft.plan")
@@ -126,6 +128,12 @@ def hugging_face(document: Mapping[str, Any], name: str) -> FromFile:
     def get(*names: str, default: int = 0) -> int:
         return _int(d, *names, name=name, default=default)
 
+    kind = str(d.get("model_type") or document.get("model_type") or "model")
+    if kind in _ATTENTION_EXPERTS:
+        raise UsageError(
+            f"--config {name}: {kind} has experts in its attention (a mixture of attention heads), which "
+            "weft plan does not model"
+        )
     layers, hidden = get("num_hidden_layers", "n_layer"), get("hidden_size", "n_embd", "d_model")
     heads = get("num_attention_heads", "n_head")
     if not (layers and hidden and heads):
@@ -133,7 +141,6 @@ def hugging_face(document: Mapping[str, Any], name: str) -> FromFile:
             f"--config {name} states no num_hidden_layers, hidden_size and num_attention_heads; "
             "give a model's config.json"
         )
-    kind = str(d.get("model_type") or document.get("model_type") or "model")
     stated = d.get("layer_types")
     types = stated if isinstance(stated, list) else []
     if other := _other_layer(d, types):
