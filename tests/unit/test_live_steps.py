@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from weft.tuning.live import optimizer_steps, watchdog
-from weft.tuning.live.steps import RUN, Steps, period
+from weft.tuning.live.steps import REPEATS, RUN, Steps, period
 from weft.tuning.live.watchdog import Guard
 
 
@@ -92,6 +92,38 @@ def test_an_optimizer_is_not_taken_for_one_that_is_gone(monkeypatch):
     del first
     second = Optimizer()
     assert [numbers.of(second) for _ in range(3)] == [2, 2, 2]
+
+
+class Parts:
+    """Steps one part after the other, as DeepSpeed's ZeRO has an optimizer do for a step of the job."""
+
+    def __init__(self, parts: int) -> None:
+        self.parts = [Parameter() for _ in range(parts)]
+        self.param_groups = [{"params": []}, {"params": []}]
+
+    def step(self, part: int) -> Parts:
+        self.param_groups[part % 2]["params"] = [self.parts[part]]
+        self.param_groups[1 - part % 2]["params"] = []
+        return self
+
+
+class Parameter: ...
+
+
+@pytest.mark.parametrize("parts", [2, 3, 13])
+def test_a_step_of_the_job_ends_with_the_last_part_that_an_optimizer_steps(parts):
+    optimizer, numbers, steps = Parts(parts), optimizer_steps.OptimizerNumbers(), Steps()
+    found = [[steps.ends_with(numbers.of(optimizer.step(i))) for i in range(parts)] for _ in range(12)]
+    assert found[REPEATS:] == [[False] * (parts - 1) + [True]] * (12 - REPEATS)
+
+
+def test_an_optimizer_whose_parameters_are_always_new_has_one_number_at_last():
+    optimizer, numbers = Parts(1), optimizer_steps.OptimizerNumbers()
+    found = []
+    for _ in range(optimizer_steps.MOST_PARTS + 10):
+        optimizer.parts = [Parameter()]
+        found.append(numbers.of(optimizer.step(0)))
+    assert len(set(found[-9:])) == 1
 
 
 def test_a_rescue_that_fails_does_not_end_the_guard():

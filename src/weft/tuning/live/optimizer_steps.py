@@ -7,9 +7,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 LONGEST_FREE_S = 1.0  # limit on free steps, so that `weft top` still shows steps that became slow
+MOST_PARTS = 256
 COUNTED = 16  # a power of two: of this many free steps, the hook counts all but one by itself
 
 
@@ -46,21 +48,49 @@ class OwnThread:
 class OptimizerNumbers:
     """Numbers optimizers in the order of their first steps, so that all ranks use the same numbers.
 
-    On some ranks a new optimizer may have the `id` of a deleted one: only those ranks would count its first
+    Some libraries step one optimizer several times for a step of the job, each time with other parameters:
+    DeepSpeed with ZeRO does so for each parameter group or part of one. An optimizer has a number for each
+    of up to MOST_PARTS first parameters.
+
+    On some ranks a new object may have the `id` of a deleted one: only those ranks would count its first
     steps, and the ranks would later change policies at different steps.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._known: dict[int, _Parts] = {}
         self._last = 0
 
     def of(self, optimizer: Any) -> int:
-        """The number of an optimizer."""
-        found = self._known.get(id(optimizer))
-        if found is None or found[0]() is not optimizer:
+        """The number of an optimizer with the parameters that it has now."""
+        known = self._known.get(id(optimizer))
+        if known is None or known.optimizer() is not optimizer:
+            known = self._known[id(optimizer)] = _Parts(weakref.ref(optimizer))
+        part = optimizer if known.count > MOST_PARTS else _first_parameter(optimizer)
+        found = known.numbers.get(id(part))
+        if found is None or found[0]() is not part:
             self._last += 1
-            found = self._known[id(optimizer)] = weakref.ref(optimizer), self._last
+            known.count += 1
+            found = known.numbers[id(part)] = weakref.ref(part), self._last
         return found[1]
+
+
+@dataclass
+class _Parts:
+    """An optimizer and the numbers of its first parameters."""
+
+    optimizer: weakref.ref[Any]
+    numbers: dict[int, tuple[weakref.ref[Any], int]] = field(default_factory=dict)
+    count: int = 0
+    """How many numbers were given. Parameters that were deleted count, too: their places in memory may be
+    used again on some ranks only."""
+
+
+def _first_parameter(optimizer: Any) -> Any:
+    """The first of the parameters that an optimizer has now; the optimizer itself if it has none."""
+    for group in getattr(optimizer, "param_groups", ()):
+        for parameter in group["params"]:
+            return parameter
+    return optimizer
 
 
 class FreeSteps:
