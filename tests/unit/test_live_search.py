@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 
+from weft.measure.sequential import WIDEST
 from weft.policy import Policy
 from weft.tuning.live import proof, search
 from weft.tuning.live.levers import beyond, search_stages
@@ -570,3 +571,16 @@ def test_the_claim_is_that_of_a_job_that_stays_under_the_policy(seed):
     assert outcome.policy.max_ctas == 16
     assert outcome.gain_pct == pytest.approx(100 * (1 - 0.9 * 1.05), abs=1.2)
     assert outcome.ci_pct[0] - 0.5 < 5.5 < outcome.ci_pct[1] + 0.5
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        ((-0.01, 0.05), "(95%: -1.0 to 4.9)"),
+        ((0.02 - WIDEST, 0.05), "(95%: at most 4.9)"),
+        ((0.02 - WIDEST, 0.02 + WIDEST), "(too uneven to tell)"),
+    ],
+)
+def test_an_end_that_the_steps_do_not_limit_is_not_shown(ends, text):
+    """A proof of few uneven steps ended with "95%: -102.1 to 14.7"."""
+    assert proof.Claim(False, 0.02, ends).interval_text == text

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
-from weft.measure.sequential import Coins, Step, confidence_interval, estimate
+from weft.measure.sequential import WIDEST, Coins, Step, confidence_interval, estimate
 from weft.policy import Policy
 from weft.tuning.live.trial import Record, Sample, Trial, ask_all
 
@@ -52,6 +52,15 @@ class Claim:
         """Percentage of a step's time saved: the estimate and the ends of its interval."""
         gain, low, high = (-100 * math.expm1(-value) for value in (self.effect, *self.ends))
         return gain, low, high
+
+    @property
+    def interval_text(self) -> str:
+        """The interval of `less_pct`, without an end that these steps do not limit."""
+        _, low, high = self.less_pct
+        below, above = (abs(end - self.effect) < 0.99 * WIDEST for end in self.ends)
+        if below and above:
+            return f"(95%: {low:.1f} to {high:.1f})"
+        return f"(95%: at most {high:.1f})" if above else "(too uneven to tell)"
 
 
 @dataclass

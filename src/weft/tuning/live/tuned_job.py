@@ -105,10 +105,9 @@ class TunedJob:
             return dataclasses.replace(
                 shown, reason=f"{policy.label} {proof.problem}", best_ms=shown.default_ms
             )
-        interval = f"(95%: {low:.1f} to {high:.1f})"
-        found = f"its gain of {gain:.1f}% {interval} is not proven"
+        found = f"its gain of {gain:.1f}% {claim.interval_text} is not proven"
         if gain <= 0:
-            found = f"its proof showed no gain: {gain:.1f}% {interval}"
+            found = f"its proof showed no gain: {gain:.1f}% {claim.interval_text}"
         reason = f"{policy.label} was best, but {found}"
         return dataclasses.replace(shown, reason=reason, best_ms=shown.default_ms)
 
