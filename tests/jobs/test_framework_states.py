@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -278,6 +279,9 @@ def test_ranks_that_are_in_different_numbers_of_groups_name_a_communicator_alike
 
     on_first = names((0, 1), (0, 2))
     another = dist.new_group([0])
+    with fsdp_communicator.name_of_our_own(), ThreadPoolExecutor(1) as other_thread:
+        of_program = other_thread.submit(c10d._process_group_name, [0], True).result()
+    assert of_program == c10d._process_group_name([0], True)
     on_third = names((0, 2), (2, 3))
     dist.destroy_process_group(another)
     assert on_first[0, 2] == on_third[0, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ _named: Counter[str] = Counter()
 
 @contextmanager
 def name_of_our_own() -> Iterator[None]:
-    """Give groups created in this context a name that no other group has had or will have.
+    """Give groups that this thread creates in this context a name that no other group has had or will have.
 
     torch names groups by their ranks and the number of groups that a rank is in. After a group is destroyed,
     the next one, the program's or ours, would get the same name and find the old one's addresses in the
@@ -25,9 +26,11 @@ def name_of_our_own() -> Iterator[None]:
     """
     import torch.distributed.distributed_c10d as c10d
 
-    real = c10d._process_group_name
+    real, here = c10d._process_group_name, threading.get_ident()
 
     def name(ranks: Sequence[int], use_hashed_name: bool) -> Any:
+        if threading.get_ident() != here:  # a group of the program
+            return real(ranks, use_hashed_name)
         mark = hashlib.sha256("_".join(map(str, ranks)).encode()).hexdigest()[:20]
         _named[mark] += 1
         return f"weft_{_named[mark]}_{mark}"
