@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from weft.errors import UnavailableError  # noqa: E402
 from weft.policy import Policy  # noqa: E402
+from weft.tuning.live import fsdp_communicator  # noqa: E402
 from weft.tuning.live.ddp import Buckets  # noqa: E402
 from weft.tuning.live.frameworks import Frameworks  # noqa: E402
 from weft.tuning.live.fsdp import Sharding  # noqa: E402
@@ -74,6 +77,22 @@ def test_parameters_that_ddp_does_not_reduce_are_not_reduced_by_another_reducer(
 def test_larger_buckets_are_offered_to_a_program_that_reduces_every_parameter_by_itself():
     model = DistributedDataParallel(net(), bucket_cap_mb=0)
     assert Buckets([model]).choices(4) == [{"bucket_mb": 1.0}]
+
+
+def test_a_reducer_is_not_exchanged_while_the_program_holds_views_of_its_buckets():
+    """A program may look gradients up once: DDP keeps them at the same place."""
+    model = DistributedDataParallel(net(), gradient_as_bucket_view=True)
+    buckets = Buckets([model])
+    buckets.watch()
+    loss_of(model).backward()
+    held = [parameter.grad for parameter in model.parameters()]
+    with pytest.raises(UnavailableError, match="holds gradients"):
+        buckets.prepare(0.001, None)
+    held.clear()
+    buckets.prepare(0.001, None)
+    buckets.use(0.001, None)
+    buckets.use(None, None)
+    buckets.release()
 
 
 def test_a_reducer_is_not_exchanged_in_the_middle_of_a_backward_pass(replica):
@@ -247,3 +266,23 @@ def test_a_communicator_never_has_the_name_of_another_one(shards):
         sharding.release()
     assert len(set(names)) == 3
     assert c10d._process_group_name.__module__ == c10d.__name__
+
+
+def test_ranks_that_are_in_different_numbers_of_groups_name_a_communicator_alike(monkeypatch):
+    """Modules may be sharded over different ranks: on some ranks a communicator is the first, on others not."""
+    c10d = dist.distributed_c10d
+
+    def names(*of_ranks):
+        monkeypatch.setattr(fsdp_communicator, "_named", Counter())  # as in another process
+        with fsdp_communicator.name_of_our_own():
+            return {ranks: c10d._process_group_name(list(ranks), True) for ranks in of_ranks}
+
+    on_first = names((0, 1), (0, 2))
+    another = dist.new_group([0])
+    with fsdp_communicator.name_of_our_own(), ThreadPoolExecutor(1) as other_thread:
+        of_program = other_thread.submit(c10d._process_group_name, [0], True).result()
+    assert of_program == c10d._process_group_name([0], True)
+    on_third = names((0, 2), (2, 3))
+    dist.destroy_process_group(another)
+    assert on_first[0, 2] == on_third[0, 2]
+    assert len({*on_first.values(), *on_third.values()}) == 3

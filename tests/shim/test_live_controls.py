@@ -85,6 +85,25 @@ def test_policies_are_applied_to_launches_and_collectives_and_taken_back(nccl_pr
     assert next(iter(clock.values())) == 7
 
 
+def test_models_are_no_longer_observed_once_tuning_has_ended_even_without_a_trace(nccl_program):  # noqa: F811
+    observed = nccl_program(
+        CONTROLS
+        + """
+    from weft.shim import tracer
+    observed = []
+    controls._frameworks = types.SimpleNamespace(
+        learn=lambda: observed.append(1), stop_learning=observed.clear, apply=lambda policy: None
+    )
+    tracer.start = lambda: False
+    controls.learn()
+    during = list(observed)
+    controls.apply(Policy())
+    show([during, observed])
+    """
+    )
+    assert observed == [[1], []]
+
+
 def test_where_sums_must_keep_their_order_ctas_are_left_alone(nccl_program):  # noqa: F811
     source = (
         CONTROLS.replace(

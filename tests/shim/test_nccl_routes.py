@@ -551,6 +551,31 @@ def test_an_nccl_without_splits_is_refused(nccl_program, tmp_path, flags):
     assert seen[1] == [64]
 
 
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [({}, "larger than weft knows"), ({"NCCL_MIN_CTAS": "2", "WEFT_LIVE": "1"}, "NCCL_MIN_CTAS")],
+)
+def test_a_configuration_larger_than_known_reaches_nccl_whole_and_is_not_copied(nccl_program, env, why):
+    """Later NCCLs add members at its end. The limit in the environment then stays where NCCL reads it."""
+    seen = nccl_program(
+        """
+    class Later(ctypes.Structure):
+        _fields_ = (("known", Config), ("more", c_char * 400))
+    n = Nccl()
+    later = Later(config(6, net=b"IB"))
+    later.known.size = ctypes.sizeof(Later)
+    a = n.init(settings=later)
+    b = n.split(a)
+    n.all_reduce(a)
+    found = routes.communicators()
+    show([n.lib.fake_net(a).decode(), n.ctas(), [c.max_ctas for c in found], [c.why_not for c in found]])
+    """,
+        env=env,
+    )
+    assert seen[:3] == ["IB", [6], [6, 6]]
+    assert all(why in found for found in seen[3])
+
+
 def test_before_any_collective_there_is_nothing_to_prepare(nccl_program):
     seen = nccl_program("""
     before = [routes.available(), refused(routes.prepare, 4, 1)]

@@ -60,6 +60,7 @@ typedef struct weft_comm {
     uint32_t order;
     nccl_config config; /* the configuration it was created with */
     bool blocking, shares;
+    bool cut;   /* its configuration is larger than weft can copy */
     bool leads; /* the first communicator with this key in the process: only its calls are recorded */
     _Atomic bool dead, registered;
     _Atomic bool suspended;              /* by the program, to free its memory: it cannot be used */
@@ -99,6 +100,7 @@ void weft_comm_boundary(void); /* called outside groups, where the callback may 
 
 void weft_comm_configure(weft_comm *c, const ncclConfig_t *config, const weft_comm *parent);
 void weft_config_copy(nccl_config *into, const ncclConfig_t *config); /* NULL: NCCL's initializer */
+bool weft_config_too_large(const ncclConfig_t *config);               /* a copy would lack its last members */
 
 /* --- nccl_environment.c: the settings that NCCL reads from the environment and nccl.conf ---------------------- */
 

@@ -163,6 +163,8 @@ const char *weft_comm_why_not(weft_comm *c) {
         return "it is not ready";
     if (c->size == 1)
         return "it has one rank";
+    if (c->cut)
+        return "its configuration is larger than weft knows (a later NCCL)";
     if (c->shares)
         return "its splits share its channels (splitShare, NCCL_COMM_SPLIT_SHARE_RESOURCES)";
     if (atomic_load(&c->registered))

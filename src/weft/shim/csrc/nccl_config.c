@@ -10,7 +10,11 @@ enum { NAMES = 64 };
 
 static bool has_ctas(const ncclConfig_t *config) {
     return config && config->magic == NCCL_MAGIC && config->version >= NCCL_WITH_CTAS &&
-           config->size >= offsetof(ncclConfig_t, splitShare) && config->size <= NCCL_CONFIG_BYTES;
+           config->size >= offsetof(ncclConfig_t, splitShare);
+}
+
+bool weft_config_too_large(const ncclConfig_t *config) {
+    return config && config->magic == NCCL_MAGIC && config->size > NCCL_CONFIG_BYTES;
 }
 
 static void fresh(ncclConfig_t *config) {
@@ -24,9 +28,11 @@ static void fresh(ncclConfig_t *config) {
 
 void weft_config_copy(nccl_config *into, const ncclConfig_t *config) {
     fresh(&into->config);
-    if (has_ctas(config))
-        memcpy(into, config, config->size);
-    else if (config && config->magic == NCCL_MAGIC && config->size >= offsetof(ncclConfig_t, cgaClusterSize))
+    if (has_ctas(config)) {
+        size_t known = weft_config_too_large(config) ? NCCL_CONFIG_BYTES : config->size;
+        memcpy(into, config, known);
+        into->config.size = known;
+    } else if (config && config->magic == NCCL_MAGIC && config->size >= offsetof(ncclConfig_t, cgaClusterSize))
         into->config.blocking = config->blocking;
 }
 
@@ -51,6 +57,7 @@ void weft_comm_configure(weft_comm *c, const ncclConfig_t *config, const weft_co
         c->config = parent->config;
     else
         weft_config_copy(&c->config, config);
+    c->cut = config ? weft_config_too_large(config) : parent && parent->cut;
     ncclConfig_t *own = &c->config.config;
     if (own->netName) /* the program may free its own string */
         own->netName = kept_name(own->netName);

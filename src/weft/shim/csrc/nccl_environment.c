@@ -105,7 +105,7 @@ static void show(int which) {
 
 static bool changeable(const weft_nccl *library, const ncclConfig_t *config) {
     return live() && library->version >= NCCL_WITH_CTAS && library->ncclCommInitRankConfig && !library->limits_fixed &&
-           (!config || config->magic == NCCL_MAGIC);
+           (!config || config->magic == NCCL_MAGIC) && !weft_config_too_large(config);
 }
 
 void weft_limits_fix(weft_nccl *library) {

@@ -152,8 +152,8 @@ class LaunchControls:
         if self._traces:  # the tuning ended while it was profiling
             self._traces = False
             tracer.drop()
-            if self._frameworks is not None:
-                self._frameworks.stop_learning()
+        if self._frameworks is not None:  # it learns even where the tracer cannot record
+            self._frameworks.stop_learning()
         apply.apply(policy, self.default)
 
     def harmless(self) -> None:

@@ -122,6 +122,8 @@ class Buckets:
             why = why_not_now(module, len(_parameters(module)[0]) if new else None) or _why_under_way(module)
             if not why and all(module.reducer is not reducer for reducer, _ in made.values()):
                 why = "the program has created its own reducer"
+            if not why and _gradients_held(module):
+                why = "the program holds gradients that are views of its buckets"
             if why:
                 raise UnavailableError(f"DDP buckets cannot be changed: {why}")
 
@@ -233,6 +235,18 @@ def _why_under_way(module: Any) -> str:
     except RuntimeError:
         return "its backward pass has not finished"
     return ""
+
+
+def _gradients_held(module: Any) -> bool:
+    """Whether the program holds gradients that are views of buckets, which another reducer would replace."""
+    import torch
+
+    if not module.gradient_as_bucket_view:
+        return False
+    other = torch.nn.Parameter(torch.zeros(1))
+    other.grad = torch.zeros(1)
+    free = sys.getrefcount(other.grad)
+    return any(sys.getrefcount(p.grad) > free for p in _parameters(module)[0] if p.grad is not None)
 
 
 def own_caps(module: Any) -> Caps:

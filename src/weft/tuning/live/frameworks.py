@@ -73,9 +73,9 @@ class Frameworks:
         return {name: changes for name, changes in found.items() if changes}
 
     def stop_learning(self) -> None:
-        """Undo `learn`."""
+        """Undo `learn`, if nothing has been learnt since."""
         if self._sharding is not None:
-            self._sharding.order_seen()
+            self._sharding.unwatch_order()
 
     def prepare(self, policy: Policy) -> None:
         """Create what a policy needs. Raises UnavailableError if that is not possible."""

@@ -56,7 +56,7 @@ class Sharding:
     # --- the order of the modules -------------------------------------------------------------------------
 
     def watch_order(self) -> None:
-        """Record the order in which parameter groups are used, until `order_seen`."""
+        """Record the order in which parameter groups are used, until `order_seen` or `unwatch_order`."""
         if not self._states:
             return
         from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
@@ -82,10 +82,14 @@ class Sharding:
 
         self._unwatch = unwatch
 
-    def order_seen(self) -> None:
-        """Stop recording; keep the order if every pass used all sharded modules in the same order."""
+    def unwatch_order(self) -> None:
+        """Stop recording, if that has begun."""
         self._unwatch()
         self._unwatch = lambda: None
+
+    def order_seen(self) -> None:
+        """Stop recording; keep the order if every pass used all sharded modules in the same order."""
+        self.unwatch_order()
         of = {id(group): state for state in self._states for group in _groups(state)}
         forward, back = ([of[g] for g in _cycle(order) if g in of] for order in self._order)
         sharded = {id(state) for state in self._states if _groups(state)}
