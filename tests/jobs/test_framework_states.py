@@ -24,9 +24,15 @@ from weft.tuning.live.fsdp import Sharding  # noqa: E402
 WIDTH = 16
 
 
+used_groups = []
+"""Were a reducer the last owner of a group, its destructor would wait for gloo's thread while it holds the GIL, and the
+thread may need the GIL to end."""
+
+
 @pytest.fixture(autouse=True)
 def group(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    used_groups.append(dist.group.WORLD)
     yield
     dist.destroy_process_group()
 
