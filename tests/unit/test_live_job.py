@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from weft.shim import binding, communicators  # noqa: E402
-from weft.tuning.live import job, job_store, optimizer_steps, settings  # noqa: E402
+from weft.tuning.live import ddp, job, job_store, optimizer_steps, settings  # noqa: E402
 from weft.tuning.live.options import Facts  # noqa: E402
 from weft.tuning.live.steps import Steps  # noqa: E402
 from weft.tuning.live.tuned_job import read_record, read_result  # noqa: E402
@@ -313,6 +313,7 @@ def test_a_group_without_a_step_is_reported_as_such(monkeypatch, group, watching
 def test_an_error_of_ours_is_one_line_and_the_hooks_are_gone(monkeypatch, group, tmp_path, capsys):
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
+    from torch.nn.parallel import DistributedDataParallel
     from torch.optim import optimizer as hooks
 
     def entries() -> list[object]:
@@ -320,6 +321,7 @@ def test_an_error_of_ours_is_one_line_and_the_hooks_are_gone(monkeypatch, group,
         return [getattr(place, name) for place in (dist, distributed_c10d) for name in names]
 
     def broken(self) -> None:
+        ddp._watch_forward()  # as candidates with other buckets do
         raise ZeroDivisionError("ours")
 
     monkeypatch.setattr(Session, "step", broken)
@@ -327,6 +329,7 @@ def test_an_error_of_ours_is_one_line_and_the_hooks_are_gone(monkeypatch, group,
         Session, "stop", lambda self, reason: self.on_end({"text": reason, "state": "stopped"}), raising=False
     )
     untouched, hooks_before = entries(), len(hooks._global_optimizer_post_hooks)
+    post_forward = DistributedDataParallel._post_forward
     job.Live().watch()
     assert not set(untouched) & set(entries())
     assert len(hooks._global_optimizer_post_hooks) == hooks_before + 1
@@ -334,6 +337,7 @@ def test_an_error_of_ours_is_one_line_and_the_hooks_are_gone(monkeypatch, group,
     optimize()
     assert len(hooks._global_optimizer_post_hooks) == hooks_before
     assert entries() == untouched
+    assert DistributedDataParallel._post_forward is post_forward
     assert capsys.readouterr().err.count("tuning stops: ZeroDivisionError: ours") == 1
     assert "ZeroDivisionError" in json.loads((tmp_path / "tuning.0.json").read_text())["text"]
 

@@ -107,7 +107,7 @@ class Buckets:
     def release(self) -> None:
         """Drop the reducers that are neither in use nor the program's own."""
         if all(module.reducer is made[self._own[id(module)]][0] for module, made in self._made.items()):
-            _unwatch_forward()
+            unwatch_forward()
         for module, made in self._made.items():
             for caps in [caps for caps in made if caps != self._own[id(module)]]:
                 if made[caps][0] is not module.reducer:
@@ -211,11 +211,12 @@ def _watch_forward() -> None:
     DistributedDataParallel._post_forward = post_forward
 
 
-def _unwatch_forward() -> None:
-    from torch.nn.parallel import DistributedDataParallel
-
+def unwatch_forward() -> None:
+    """Stop observing forward passes: no reducer is replaced any more."""
     _forward.clear()
     if _real:
+        from torch.nn.parallel import DistributedDataParallel
+
         DistributedDataParallel._post_forward = _real.pop()
 
 

@@ -226,6 +226,7 @@ class Live:
 
         from weft.ranks import Agreement
         from weft.tuning.live.conductor import conduct
+        from weft.tuning.live.ddp import unwatch_forward
         from weft.tuning.live.earlier import Earlier
         from weft.tuning.live.search import hold, tune
         from weft.tuning.live.session import Session
@@ -263,7 +264,7 @@ class Live:
         self._output.tell(stopped("the job ended before tuning was over"))
         if self._earlier is not None:
             self._output.say(f"tuning {world} ranks during the next steps")
-        self._restore.append(on_inputs_used_up(self._inputs_used_up))
+        self._restore += [on_inputs_used_up(self._inputs_used_up), unwatch_forward]
         atexit.register(self._at_exit, os.getpid())
         self._session.begin()
 
