@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Sequence
 
-REPEATS = 3
-REPEATS_OF_ONE = 4  # for one optimizer alone: a few of its steps may also be the start of a longer pattern
+REPEATS = 4  # for any number of optimizers: the stages of a pipeline may have different numbers
 LONGEST = 512  # events within which a period must be found
 RUN = 128  # an event that comes this many times in a row ends a step by itself, whatever came before
 
@@ -78,7 +77,7 @@ class Steps:
         self.length = None
         stream = tuple(self._loop if self._earlier else self._seen)
         found = period(stream) or (1 if self._run >= RUN else None)
-        if found is None or (found == 1 and len(stream) < REPEATS_OF_ONE):
+        if found is None:
             return False
         cycle = stream[-found:]
         self._last = next((e for e in reversed(cycle) if cycle.count(e) == 1), event)
