@@ -58,6 +58,22 @@ def test_ranks_with_different_numbers_of_optimizers_agree_on_the_first_step():
     assert set(found) == {"...|||||"}
 
 
+@pytest.mark.parametrize("step", ["aabb", "aabbb", "a" * 80 + "b" * 80])
+def test_several_steps_of_each_optimizer_in_a_row_end_one_step_of_the_job(step):
+    """For example some steps of the policy, then some of the value function."""
+    assert ends(step * 10).endswith(("." * (len(step) - 1) + "|") * 5)
+
+
+def test_an_optimizer_that_goes_on_alone_after_several_in_a_row_ends_each_step():
+    assert ends("aabb" * 9 + "b" * 200).endswith("|" * 60)
+
+
+def test_a_step_begins_with_the_optimizer_that_stepped_first():
+    """For example if the discriminator is trained alone at first, or if a gradient is missing at first."""
+    assert ends("a" * 41 + "ab" * 60).endswith(".|" * 20)
+    assert ends("abd" + "abcd" * 20).endswith("...|" * 10)
+
+
 def test_one_left_out_does_no_harm():
     found = ends("ab" * 4 + "b" + "ab" * 2)
     assert found[-5:] == "|.|.|"
