@@ -68,6 +68,15 @@ def test_an_optimizer_that_goes_on_alone_after_several_in_a_row_ends_each_step()
     assert ends("aabb" * 9 + "b" * 200).endswith("|" * 60)
 
 
+@pytest.mark.parametrize(("count", "first"), [(180, 4), (181, 5), (320, 5), (723, 5)])
+def test_an_optimizer_for_each_parameter_of_a_large_model_is_part_of_a_step(count, first):
+    """That is, optimizers that step in the backward pass."""
+    steps = Steps()
+    found = [[steps.ends_with(event) for event in range(count)] for _ in range(8)]
+    assert [sum(step) for step in found] == (first - 1) * [0] + (9 - first) * [1]
+    assert all(step[-1] for step in found[first - 1 :])
+
+
 def test_a_step_begins_with_the_optimizer_that_stepped_first():
     """For example if the discriminator is trained alone at first, or if a gradient is missing at first."""
     assert ends("a" * 41 + "ab" * 60).endswith(".|" * 20)

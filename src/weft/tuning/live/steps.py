@@ -7,7 +7,9 @@ from collections.abc import Hashable, Sequence
 from itertools import groupby
 
 REPEATS = 4  # for any number of optimizers: the stages of a pipeline may have different numbers
-LONGEST = 720  # events within which a period must be found
+WINDOW = 720  # events within which a period must be found
+LONGEST = 3072  # the same for many optimizers, such as one for each parameter
+LOOK_EVERY = 64  # events between two searches for a period of many optimizers, which take longer
 RUN = 128  # an event that comes this many times in a row ends a step by itself, whatever came before
 
 
@@ -53,6 +55,8 @@ class Steps:
         """How many times in a row it comes at the end of a step."""
         self._run = 0
         """How many times in a row the latest event has come."""
+        self._looks = 0
+        """Events of many optimizers without a period."""
         self.length: int | None = None
 
     @property
@@ -80,13 +84,24 @@ class Steps:
         self._loop.append(event)
         self._known.setdefault(event, len(self._known))
         self.length = None
-        stream = tuple(self._loop if self._earlier else self._seen)
+        stream = self._latest()
         found = period(stream) or (1 if self._run >= RUN else None)
         if found is None:
             return False
         self._last, self._times = self._end_of(stream[-found:], event)
         self.length = found
         return self._ends(event)
+
+    def _latest(self) -> Sequence[Hashable]:
+        """The latest events, in which to look for a period."""
+        stream = self._loop if self._earlier else self._seen
+        window = max(WINDOW, REPEATS * (len(self._known) - len(self._earlier)))
+        if window > WINDOW:
+            self._looks += 1
+            # An odd event, so never the last of REPEATS periods: ranks with different numbers then agree.
+            if self._looks % LOOK_EVERY != 1:
+                return (stream[-1],)
+        return tuple(stream)[-window:]
 
     def _ends(self, event: Hashable) -> bool:
         return event == self._last and self._run % self._times == 0
