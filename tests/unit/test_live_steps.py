@@ -146,8 +146,15 @@ class Parameter: ...
 @pytest.mark.parametrize("parts", [2, 3, 13])
 def test_a_step_of_the_job_ends_with_the_last_part_that_an_optimizer_steps(parts):
     optimizer, numbers, steps = Parts(parts), optimizer_steps.OptimizerNumbers(), Steps()
+    numbers.of(optimizer.step(0))  # as some versions do to create the optimizer's state
     found = [[steps.ends_with(numbers.of(optimizer.step(i))) for i in range(parts)] for _ in range(12)]
     assert found[REPEATS:] == [[False] * (parts - 1) + [True]] * (12 - REPEATS)
+
+
+def test_an_optimizer_that_changes_its_parameters_now_and_then_ends_every_step():
+    """For example one that trains another layer every few steps."""
+    optimizer, numbers = Parts(6), optimizer_steps.OptimizerNumbers()
+    assert {numbers.of(optimizer.step(i // 10 % 6)) for i in range(200)} == {1}
 
 
 def test_an_optimizer_whose_parameters_are_always_new_has_one_number_at_last():
