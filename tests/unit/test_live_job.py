@@ -184,7 +184,7 @@ def test_the_watch_ends_where_no_step_repeats_any_more(monkeypatch, group, watch
     for _ in range(2):
         for _ in range(200):
             optimizer.step()
-        for _ in range(800):
+        for _ in range(job.EVENTS_WITHOUT_STEP - 200):
             optimizer_of_two_weights().step()
     assert not left
     for _ in range(190):

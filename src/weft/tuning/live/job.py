@@ -32,7 +32,7 @@ from weft.tuning.live.uneven_inputs import on_inputs_used_up
 
 _log = logging.getLogger("weft.live")
 
-EVENTS_WITHOUT_STEP = 1000  # optimizer steps without a period or a group, after which tuning stops
+EVENTS_WITHOUT_STEP = 4000  # optimizer steps without a period or a group, after which tuning stops
 SAVED_S = (5.0, 60.0)  # seconds between saved states: first and longest interval
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 LONGEST_FREE_S = 1.0  # limit on free steps, so that `weft top` still shows steps that became slow
 MOST_PARTS = 256
+WHOLE = 4  # some versions of DeepSpeed step the first part, or all, once more before training
 COUNTED = 16  # a power of two: of this many free steps, the hook counts all but one by itself
 
 
@@ -50,7 +51,8 @@ class OptimizerNumbers:
 
     Some libraries step one optimizer several times for a step of the job, each time with other parameters:
     DeepSpeed with ZeRO does so for each parameter group or part of one. An optimizer has a number for each
-    of up to MOST_PARTS first parameters.
+    of up to MOST_PARTS first parameters, until it steps the same ones WHOLE times in a row: others may follow
+    later (BAdam trains another layer every 100 steps), but each call is then a step of the job.
 
     On some ranks a new object may have the `id` of a deleted one: only those ranks would count its first
     steps, and the ranks would later change policies at different steps.
@@ -65,13 +67,19 @@ class OptimizerNumbers:
         known = self._known.get(id(optimizer))
         if known is None or known.optimizer() is not optimizer:
             known = self._known[id(optimizer)] = _Parts(weakref.ref(optimizer))
-        part = optimizer if known.count > MOST_PARTS else _first_parameter(optimizer)
+        if known.whole:
+            return known.first
+        part = _first_parameter(optimizer)
         found = known.numbers.get(id(part))
         if found is None or found[0]() is not part:
             self._last += 1
             known.count += 1
+            known.first = known.first or self._last
             found = known.numbers[id(part)] = weakref.ref(part), self._last
-        return found[1]
+        known.in_a_row = known.in_a_row + 1 if part is known.latest() else 1
+        known.latest = found[0]
+        known.whole = known.in_a_row == WHOLE or known.count > MOST_PARTS
+        return known.first if known.whole else found[1]
 
 
 @dataclass
@@ -83,6 +91,13 @@ class _Parts:
     count: int = 0
     """How many numbers were given. Parameters that were deleted count, too: their places in memory may be
     used again on some ranks only."""
+    first: int = 0
+    """The first of the numbers; the only one if the optimizer steps as a whole."""
+    latest: Callable[[], Any] = lambda: None
+    """The first parameter at the latest step."""
+    in_a_row: int = 0
+    """How many times in a row it was this one."""
+    whole: bool = False
 
 
 def _first_parameter(optimizer: Any) -> Any:

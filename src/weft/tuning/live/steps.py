@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Sequence
+from itertools import groupby
 
-REPEATS = 3
-REPEATS_OF_ONE = 4  # for one optimizer alone: a few of its steps may also be the start of a longer pattern
-LONGEST = 512  # events within which a period must be found
+REPEATS = 4  # for any number of optimizers: the stages of a pipeline may have different numbers
+WINDOW = 720  # events within which a period must be found
+LONGEST = 3072  # the same for many optimizers, such as one for each parameter
+LOOK_EVERY = 64  # events between two searches for a period of many optimizers, which take longer
 RUN = 128  # an event that comes this many times in a row ends a step by itself, whatever came before
 
 
@@ -32,23 +34,29 @@ def period(stream: Sequence[Hashable], repeats: int = REPEATS) -> int | None:
 class Steps:
     """Finds which events (optimizers that stepped) end a step.
 
-    Several optimizers, or several steps of one before another, make a longer period. A step ends with an
-    event that occurs only once per period, so an event left out, for example by a gradient scaler, does no
-    harm. A new event triggers relearning: from the events that follow if a new training loop has begun, or
-    from all events if an earlier event comes again, as with an optimizer that steps rarely. If optimizers
-    alternate in long runs, each event is a step by itself once its run is long enough.
+    Several optimizers, or several steps of one before another, make a longer period. It begins with the event
+    that the program had first. A step ends with an event that occurs only once per period, so an event left
+    out, for example by a gradient scaler, does no harm; if there is none, with the last one of a row. A new
+    event triggers relearning: from the events that follow if a new training loop has begun, or from all
+    events if an earlier event comes again, as with an optimizer that steps rarely. If optimizers alternate in
+    long runs, each event is a step by itself once its run is long enough.
     """
 
     def __init__(self) -> None:
         self._seen: deque[Hashable] = deque(maxlen=LONGEST)
         self._loop: deque[Hashable] = deque(maxlen=LONGEST)
         """Events of this training loop; used if there was one before it."""
-        self._known: set[Hashable] = set()
+        self._known: dict[Hashable, int] = {}
+        """Events in the order in which they came first."""
         self._earlier: frozenset[Hashable] = frozenset()
         """Events of the training loops before this one."""
         self._last: Hashable | None = None
+        self._times = 1
+        """How many times in a row it comes at the end of a step."""
         self._run = 0
         """How many times in a row the latest event has come."""
+        self._looks = 0
+        """Events of many optimizers without a period."""
         self.length: int | None = None
 
     @property
@@ -68,22 +76,42 @@ class Steps:
         if event in self._earlier:
             self._earlier = frozenset()  # an earlier event came again: no new training loop has begun
         elif self.length is not None and event in self._known:
-            if event == self._last or self._run != RUN:
-                return event == self._last
+            if self._run != RUN or (event == self._last and self._times == 1):
+                return self._ends(event)
         elif self.length is not None:
             self._earlier = frozenset(self._known)
             self._loop.clear()
         self._loop.append(event)
-        self._known.add(event)
+        self._known.setdefault(event, len(self._known))
         self.length = None
-        stream = tuple(self._loop if self._earlier else self._seen)
+        stream = self._latest()
         found = period(stream) or (1 if self._run >= RUN else None)
-        if found is None or (found == 1 and len(stream) < REPEATS_OF_ONE):
+        if found is None:
             return False
-        cycle = stream[-found:]
-        self._last = next((e for e in reversed(cycle) if cycle.count(e) == 1), event)
+        self._last, self._times = self._end_of(stream[-found:], event)
         self.length = found
-        return event == self._last
+        return self._ends(event)
+
+    def _latest(self) -> Sequence[Hashable]:
+        """The latest events, in which to look for a period."""
+        stream = self._loop if self._earlier else self._seen
+        window = max(WINDOW, REPEATS * (len(self._known) - len(self._earlier)))
+        if window > WINDOW:
+            self._looks += 1
+            # An odd event, so never the last of REPEATS periods: ranks with different numbers then agree.
+            if self._looks % LOOK_EVERY != 1:
+                return (stream[-1],)
+        return tuple(stream)[-window:]
+
+    def _ends(self, event: Hashable) -> bool:
+        return event == self._last and self._run % self._times == 0
+
+    def _end_of(self, cycle: Sequence[Hashable], event: Hashable) -> tuple[Hashable, int]:
+        """The event that ends a step, and how many times in a row it comes then; `event` if none is clear."""
+        begin = min(range(len(cycle)), key=lambda i: (self._known[cycle[i]], cycle[i] == cycle[i - 1]))
+        runs = [(e, len(list(same))) for e, same in groupby([*cycle[begin:], *cycle[:begin]])]
+        clear = [run for run in reversed(runs) if run[1] == cycle.count(run[0])]
+        return min(clear, key=lambda run: run[1] > 1, default=(event, 1))
 
     def _count(self, event: Hashable, times: int) -> None:
         before = self._run if self._seen and self._seen[-1] == event else 0
