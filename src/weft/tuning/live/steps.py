@@ -7,9 +7,9 @@ from collections.abc import Hashable, Sequence
 from itertools import groupby
 
 REPEATS = 4  # for any number of optimizers: the stages of a pipeline may have different numbers
-WINDOW = 720  # events within which a period must be found
+_WINDOW = 720  # events within which a period must be found
 LONGEST = 3072  # the same for many optimizers, such as one for each parameter
-LOOK_EVERY = 64  # events between two searches for a period of many optimizers, which take longer
+_LOOK_EVERY = 64  # events between two searches for a period of many optimizers, which take longer
 RUN = 128  # an event that comes this many times in a row ends a step by itself, whatever came before
 
 
@@ -95,11 +95,11 @@ class Steps:
     def _latest(self) -> Sequence[Hashable]:
         """The latest events, in which to look for a period."""
         stream = self._loop if self._earlier else self._seen
-        window = max(WINDOW, REPEATS * (len(self._known) - len(self._earlier)))
-        if window > WINDOW:
+        window = max(_WINDOW, REPEATS * (len(self._known) - len(self._earlier)))
+        if window > _WINDOW:
             self._looks += 1
             # An odd event, so never the last of REPEATS periods: ranks with different numbers then agree.
-            if self._looks % LOOK_EVERY != 1:
+            if self._looks % _LOOK_EVERY != 1:
                 return (stream[-1],)
         return tuple(stream)[-window:]
 
