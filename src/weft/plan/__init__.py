@@ -2,8 +2,8 @@
 
 The modules, from the question to the answer:
 
-- the question: `options` (the command's options), `user_files` (Hugging Face, torchtitan and Megatron files),
-  `cluster` (cluster files), `request` (builds a TrainingJob from them)
+- the question: `options` (the command's options), `user_files` (torchtitan and Megatron files, and the models
+  of `hugging_face`), `cluster` (cluster files), `request` (builds a TrainingJob from them)
 - the job: `models`, `model_presets`, `config` (TrainingJob and its checks); networks: `weft.gpu.network`
 - what a rank computes: `compute` (kernels), `memory`, `pipeline` (stages and bubble), `schedule` (pass order)
 - what it sends: `traffic` (the collectives, and the compute each can overlap with), `compression`, `overlap`
