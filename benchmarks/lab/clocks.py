@@ -19,6 +19,7 @@ import random
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ RANKS = 2
 LONG_MS = 250.0  # length of a run: many times NVML's averaging window
 READ_S = 0.004
 ROUNDS = 5
+Row = dict[str, Any]
 
 
 class Sampled:
@@ -116,6 +118,31 @@ def measure(
     }
 
 
+def measured(rows: list[Row], measure: Callable[[Row], Row], path: Path, seconds: float) -> list[Row]:
+    """Measure rows one by one until the time is over; a line in the file at `path` for each as it ends."""
+    until, found = time.monotonic() + seconds, []
+    for row in rows:
+        if time.monotonic() > until:
+            print("out of time", flush=True)
+            break
+        try:
+            found.append(measure(row))
+        except WeftError as error:
+            print(f"{row['cell']}: {type(error).__name__}: {error}", flush=True)
+            continue
+        append(path, [found[-1]])
+        print(f"{row['cell']} {found[-1]['over_bound']}", flush=True)
+    return found
+
+
+def mean_and_worst(name: str, values: list[float]) -> str:
+    """A line below a table; empty if there are no values."""
+    if not values:
+        return ""
+    mean = statistics.geometric_mean(values)
+    return f"\n{name}: geometric mean {mean:.3f}, worst {max(values):.3f}, {len(values)} rows"
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """A line for each row, and the means."""
     lines = [
@@ -131,10 +158,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"| {over['at_own_clocks']:.3f} | {over['at_its_clock']:.3f} |"
         )
     for name in ("at_own_clocks", "at_its_clock"):
-        values = [row["over_bound"][name] for row in rows]
-        if values:
-            mean = statistics.geometric_mean(values)
-            lines.append(f"\n{name}: geometric mean {mean:.3f}, worst {max(values):.3f}, {len(values)} rows")
+        lines.append(mean_and_worst(name, [row["over_bound"][name] for row in rows]))
     return "\n".join(lines)
 
 
@@ -150,21 +174,14 @@ def main() -> None:
     parser.add_argument("--sms", type=int, default=132)
     parser.add_argument("--factory", default=CUDA_FACTORY, help="another executor, such as a simulation")
     args = parser.parse_args()
-    until = time.monotonic() + args.seconds
     options = {} if args.factory == CUDA_FACTORY else {"name": "h200-ghost"}
-    found = []
     with RemoteExecutor(args.factory, options=options, under_shim=args.factory == CUDA_FACTORY) as executor:
-        for row in chosen(args.rows, args.only):
-            if time.monotonic() > until:
-                print("out of time", flush=True)
-                break
-            try:
-                found.append(measure(executor, row, args.rounds, args.long_ms, args.sms))
-            except WeftError as error:
-                print(f"{row['cell']}: {type(error).__name__}: {error}", flush=True)
-                continue
-            append(args.out / "clocks.jsonl", [found[-1]])
-            print(f"{row['cell']} {found[-1]['over_bound']}", flush=True)
+        found = measured(
+            chosen(args.rows, args.only),
+            lambda row: measure(executor, row, args.rounds, args.long_ms, args.sms),
+            args.out / "clocks.jsonl",
+            args.seconds,
+        )
     print(table(found))
 
 

@@ -5,15 +5,15 @@
 
 The bound (docs/lab.md) divides SM-time as if it were a liquid. So each chosen policy in a result file of
 `weft bench` runs again next to two pipelines that are the same but for the collective, which is replaced by
-a kernel with NCCL's shape that holds its SMs and does nothing else: no memory traffic, hardly any power.
+a kernel with NCCL's shape that holds its SMs and moves no data.
 
     held       each kernel holds its SMs for as long as the collective takes alone
-    stretched  each kernel holds its SMs for as long as the collective takes next to compute
+    stretched  each kernel holds its SMs for as long as the collective takes next to compute, from its stream
+               being ready to its end: that includes a wait for SMs
 
-`held` over the bound is what whole SMs, waves of blocks and placement cost: no schedule with as many CTAs can
-avoid it. `stretched` over `held` is what the longer collective costs. The measured time over `stretched` is
-what compute itself loses to the collective's memory traffic and power. Samples are interleaved.
-DIR/held.jsonl has a line for each row. Prints the table at the end.
+`held` over the bound is what whole SMs, waves of blocks and placement cost. `stretched` over `held` is what
+the longer collective costs. The measured time over `stretched` is what compute loses to a collective that
+moves data. Samples are interleaved. DIR/held.jsonl has a line for each row. Prints the table at the end.
 """
 
 from __future__ import annotations
@@ -21,21 +21,18 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from clocks import RANKS, chosen
+from clocks import RANKS, chosen, mean_and_worst, measured
 
-from weft.bench.results import append
 from weft.comm.node import load_node
 from weft.comm.paced_kernel import KernelArguments, kernel_text
 from weft.comm.paced_launch import ReadyLaunch, launch_config
 from weft.comm.paced_plan import CYCLES_PER_NS
-from weft.errors import WeftError
 from weft.execute import spans
 from weft.execute.base import References
 from weft.execute.cuda import CudaExecutor
@@ -204,10 +201,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"| {row['over_stretched']:.3f} |"
         )
     for name in ("held", "stretched", "together"):
-        values = [row["over_bound"][name] for row in rows]
-        if values:
-            mean = statistics.geometric_mean(values)
-            lines.append(f"\n{name} over the bound: geometric mean {mean:.3f}, worst {max(values):.3f}")
+        lines.append(mean_and_worst(f"{name}, over the bound", [row["over_bound"][name] for row in rows]))
     return "\n".join(lines)
 
 
@@ -220,22 +214,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
-    until = time.monotonic() + args.seconds
     holder = Holder()
     executor = CudaExecutor(ranks=HeldMaker(holder))
     sms = executor.info()["sm_count"]
-    found = []
-    for row in sorted(chosen(args.rows, args.only), key=lambda row: -float(row["over_bound"])):
-        if time.monotonic() > until:
-            print("out of time", flush=True)
-            break
-        try:
-            found.append(measure(executor, holder, row, args.rounds, sms))
-        except WeftError as error:
-            print(f"{row['cell']}: {type(error).__name__}: {error}", flush=True)
-            continue
-        append(args.out / "held.jsonl", [found[-1]])
-        print(table(found[-1:]).splitlines()[2], flush=True)
+    found = measured(
+        sorted(chosen(args.rows, args.only), key=lambda row: -float(row["over_bound"])),
+        lambda row: measure(executor, holder, row, args.rounds, sms),
+        args.out / "held.jsonl",
+        args.seconds,
+    )
     print(table(found))
 
 
